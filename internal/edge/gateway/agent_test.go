@@ -19,9 +19,11 @@ import (
 	"github.com/coder/websocket"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -37,7 +39,7 @@ func (d *portDialer) DialContext(ctx context.Context, network, _ string) (net.Co
 }
 
 // startAgent builds the real agent, runs it on a free port of loopback and returns its address.
-func startAgent(t *testing.T, token string) string {
+func startAgent(t testing.TB, id sandbox.ID, token string) string {
 	t.Helper()
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "agent")
@@ -47,7 +49,7 @@ func startAgent(t *testing.T, token string) string {
 		t.Fatalf("build agent: %v: %s", err, out)
 	}
 	cfg, portFile := filepath.Join(dir, "config.json"), filepath.Join(dir, "port")
-	if err := envd.WriteConfig(cfg, &envd.Config{ListenAddress: "127.0.0.1", Port: -1, PortFile: portFile, DefaultUser: "root", AccessToken: token}); err != nil {
+	if err := envd.WriteConfig(cfg, &envd.Config{ListenAddress: "127.0.0.1", Port: -1, PortFile: portFile, DefaultUser: "root", SandboxID: string(id), AccessToken: token}); err != nil {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
@@ -69,10 +71,10 @@ func startAgent(t *testing.T, token string) string {
 // TestRealAgent drives the real agent through the gateway with the real client.
 func TestRealAgent(t *testing.T) {
 	dialer := &portDialer{}
-	w := newFixture(t, func(c *Config) { c.Dialer = dialer })
+	w := newFixture(t, func(c *Config) { c.Dialer, c.Verifier = dialer, identity.NewVerifier(c.Tokens.(*sandbox.Tokens)) })
 	b := w.box("agent", func(s *agents.Sandbox) { s.Spec.Barchan.Access = &agents.AccessPolicy{} })
 	token := w.tokens.Agent(b.id)
-	dialer.agent = startAgent(t, token)
+	dialer.agent = startAgent(t, b.id, token)
 	dir := t.TempDir()
 	clients := w.clients(t)
 	for name, httpClient := range clients {
@@ -186,9 +188,9 @@ func (d *boxDialer) DialContext(ctx context.Context, network, address string) (n
 // TestServiceOnLoopback reaches services that listen on the loopback of their sandbox alone.
 func TestServiceOnLoopback(t *testing.T) {
 	dialer := &boxDialer{closed: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), closedPort(t)).String()}
-	w := newFixture(t, func(c *Config) { c.Dialer = dialer })
+	w := newFixture(t, func(c *Config) { c.Dialer, c.Verifier = dialer, identity.NewVerifier(c.Tokens.(*sandbox.Tokens)) })
 	b := w.box("local")
-	dialer.agent = startAgent(t, w.tokens.Agent(b.id))
+	dialer.agent = startAgent(t, b.id, w.tokens.Agent(b.id))
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/ws" {
 			echoWebSocket(w, r)

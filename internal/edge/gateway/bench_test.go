@@ -12,6 +12,10 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
 )
 
 // paths are the ways to the same service: direct, by a bare ReverseProxy of the standard
@@ -161,4 +165,45 @@ func BenchmarkDownload1GiB(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkDial opens connections to the real agent and to a service, in turns bare and proved. It reports the time of each,
+// and how many times that of the bare dial the proved one takes.
+func BenchmarkDial(b *testing.B) {
+	dialer := &atAddress{}
+	w := newFixture(b, func(c *Config) { c.Dialer = dialer })
+	box := w.box("bench")
+	dialer.set(startAgent(b, box.id, w.tokens.Agent(box.id)), loopback(backend(b, hello)))
+	entry, ok := w.table.Lookup(box.id)
+	if !ok {
+		b.Fatal("no route")
+	}
+	proved := w.gateway.endpoints
+	proved.Verifier = identity.NewVerifier(w.tokens)
+	ends := []*endpoint.Endpoint{endpoint.New(&w.gateway.endpoints, entry, nil), endpoint.New(&proved, entry, nil)}
+	b.Cleanup(ends[0].Close)
+	b.Cleanup(ends[1].Close)
+	for name, port := range map[string]uint16{"agent": envd.Port, "service": anyPort} {
+		b.Run(name, func(b *testing.B) {
+			var took [2][]time.Duration
+			for b.Loop() {
+				for i, e := range ends {
+					start := time.Now()
+					c, err := e.Open(b.Context(), port)
+					if err != nil {
+						b.Fatal(err)
+					}
+					took[i] = append(took[i], time.Since(start))
+					_ = c.Close()
+				}
+			}
+			for i := range took {
+				slices.Sort(took[i])
+			}
+			bare, proved := took[0][len(took[0])/2], took[1][len(took[1])/2]
+			b.ReportMetric(float64(bare.Nanoseconds())/1000, "bare-p50-µs")
+			b.ReportMetric(float64(proved.Nanoseconds())/1000, "proved-p50-µs")
+			b.ReportMetric(float64(proved)/float64(bare), "proved/bare")
+		})
+	}
 }

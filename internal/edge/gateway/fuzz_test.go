@@ -50,7 +50,7 @@ func FuzzRequestHead(f *testing.F) {
 		x.Host = r.Host
 		compareBind(t, g, r, to)
 		x.rc = http.NewResponseController(httptest.NewRecorder())
-		u := &upstream{Endpoint: endpoint.New(&endpoint.Config{}, nil, netip.MustParseAddr("192.0.2.2"), nil)}
+		u := &upstream{Endpoint: endpoint.New(&endpoint.Config{}, &route.Entry{Route: route.Route{Address: netip.MustParseAddr("192.0.2.2")}}, nil)}
 		out := writtenHead(t, x.outgoing(t.Context(), u))
 		checkRequest(t, out.String())
 		again, err := http.ReadRequest(bufio.NewReader(out))

@@ -60,7 +60,10 @@ type Config struct {
 	// require a key or the sandbox's own token. Nil: that header holds sandbox IDs only.
 	Names  Names
 	Dialer endpoint.Dialer
-	Log    *slog.Logger
+	// Verifier has a sandbox's agent prove its identity for each new connection to its address. Nil: an address leads to
+	// its sandbox, as it does where addresses rest before another sandbox gets them.
+	Verifier endpoint.Verifier
+	Log      *slog.Logger
 	// AccessLog gets a record per request to a sandbox. Nil: Log gets it, at level debug.
 	AccessLog *slog.Logger
 	// Registerer of the metrics. Nil: they are not registered.
@@ -167,7 +170,7 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	g.metrics = m
 	g.endpoints = endpoint.Config{
-		Dialer: g.cfg.Dialer, DialTimeout: g.cfg.DialTimeout, Backoff: g.cfg.DialBackoff, AgentIdle: g.cfg.AgentIdle, ServiceIdle: g.cfg.ServiceIdle,
+		Dialer: g.cfg.Dialer, Verifier: g.cfg.Verifier, DialTimeout: g.cfg.DialTimeout, Backoff: g.cfg.DialBackoff, AgentIdle: g.cfg.AgentIdle, ServiceIdle: g.cfg.ServiceIdle,
 		ContinueWait: g.cfg.continueWait, Dials: m.dials,
 	}
 	g.wakes = wake.Group{Waker: cfg.Waker, Timeout: g.cfg.WakeTimeout, Requests: g.requests, Duration: m.wake, Log: g.log}

@@ -30,7 +30,7 @@ func newMetrics(to prometheus.Registerer) (*metrics, error) {
 		firstByte: prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "first_byte", "Time from a request's arrival to the head of its response from the sandbox.")),
 		exec:      prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "exec", "Time from the arrival of a request to start a process in a sandbox to the head of its response: the process runs.")),
 		wake:      prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "wake", "Time that a wake by traffic took.")),
-		dials:     counter("dials_total", "Connections made to sandboxes, by result.", "result"),
+		dials:     counter("dials_total", "Connections made to sandboxes, by result; unproved: the agent at the address did not prove to be the sandbox's.", "result"),
 		idle:      counter("idle_actions_total", "What was done to sandboxes without traffic, by action and result; overtaken: another client changed it meanwhile.", "action", "result"),
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "in_flight",

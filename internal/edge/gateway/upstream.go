@@ -23,7 +23,7 @@ func (g *Gateway) upstreamOf(e *route.Entry) *upstream {
 		return u.(*upstream)
 	}
 	id := e.ID
-	u := &upstream{entry: e, Endpoint: endpoint.New(&g.endpoints, e.Epoch, e.Address, func() string { return g.cfg.Tokens.Agent(id) })}
+	u := &upstream{entry: e, Endpoint: endpoint.New(&g.endpoints, e, func() string { return g.cfg.Tokens.Agent(id) })}
 	u.traffic.Touch(g.clock())
 	if other, loaded := g.upstreams.LoadOrStore(e.Epoch, u); loaded {
 		return other.(*upstream)

@@ -1,5 +1,8 @@
 // Package endpoint owns the connections to one sandbox in one epoch of its route, and closes them when it ends. It neither counts requests nor picks a
 // sandbox.
+//
+// With a Verifier, a connection carries nothing until the agent at its address, asked after the connection was open, has
+// proved that it is the sandbox's: else a stale route could lead to a Pod that got the address meanwhile.
 package endpoint
 
 import (
@@ -14,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -29,9 +33,11 @@ const (
 // ErrOver is returned for a connection of an epoch that has ended.
 var ErrOver = errors.New("sandbox is gone")
 
-// Config is what all endpoints share. All fields are required.
+// Config is what all endpoints share. All fields but Verifier are required.
 type Config struct {
 	Dialer Dialer
+	// Verifier nil: an address leads to its sandbox.
+	Verifier Verifier
 	// dialTimeout bounds one attempt to connect; backoff are the waits between attempts.
 	DialTimeout time.Duration
 	Backoff     []time.Duration
@@ -47,6 +53,7 @@ type Config struct {
 type Endpoint struct {
 	cfg   *Config
 	Epoch *route.Epoch
+	id    sandbox.ID
 	addr  netip.Addr
 	fast  *fastpath.Pool
 	// token returns the agent's token.
@@ -65,10 +72,10 @@ type Endpoint struct {
 // transportKind distinguishes an epoch's transports: idle timeout and protocol.
 type transportKind struct{ agent, grpc bool }
 
-// New returns the endpoint of an epoch at an address. token returns the agent's token.
-func New(cfg *Config, epoch *route.Epoch, addr netip.Addr, token func() string) *Endpoint {
+// New returns the endpoint of a route in its epoch. token returns the agent's token.
+func New(cfg *Config, r *route.Entry, token func() string) *Endpoint {
 	e := &Endpoint{
-		cfg: cfg, Epoch: epoch, addr: addr, token: token,
+		cfg: cfg, Epoch: r.Epoch, id: r.ID, addr: r.Address, token: token,
 		conns:      map[*Conn]struct{}{},
 		dials:      map[*context.CancelFunc]bool{},
 		transports: map[transportKind]*http.Transport{},
@@ -96,7 +103,7 @@ func (e *Endpoint) Transport(port uint16, grpc bool) *http.Transport {
 		t.Protocols.SetUnencryptedHTTP2(true)
 	}
 	t.DialContext = func(ctx context.Context, _, address string) (net.Conn, error) {
-		c, err := e.open(ctx, address)
+		c, err := e.open(ctx, address, grpc)
 		if err != nil {
 			return nil, err
 		}
@@ -111,7 +118,7 @@ func (e *Endpoint) Pool() *fastpath.Pool { return e.fast }
 
 // Open implements fastpath.Upstream.
 func (e *Endpoint) Open(ctx context.Context, port uint16) (fastpath.UpstreamConn, error) {
-	c, err := e.open(ctx, e.At(port))
+	c, err := e.open(ctx, e.At(port), false)
 	if err != nil {
 		return nil, err
 	}
@@ -171,8 +178,8 @@ func (e *Endpoint) Close() {
 	}
 }
 
-// open dials an address of the sandbox.
-func (e *Endpoint) open(ctx context.Context, address string) (*Conn, error) {
+// open dials an address of the sandbox. http2 is true if the connection will not carry HTTP/1.1.
+func (e *Endpoint) open(ctx context.Context, address string, http2 bool) (*Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	e.mu.Lock()
@@ -182,7 +189,7 @@ func (e *Endpoint) open(ctx context.Context, address string) (*Conn, error) {
 	}
 	e.dials[&cancel] = true
 	e.mu.Unlock()
-	nc, err := e.dial(ctx, address)
+	nc, err := e.dial(ctx, address, http2)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
@@ -201,15 +208,17 @@ func (e *Endpoint) open(ctx context.Context, address string) (*Conn, error) {
 }
 
 // dial retries a refused port a few times, because it may be about to open.
-func (e *Endpoint) dial(ctx context.Context, address string) (net.Conn, error) {
+func (e *Endpoint) dial(ctx context.Context, address string, http2 bool) (net.Conn, error) {
 	for attempt := 0; ; attempt++ {
-		nc, err := e.dialOnce(ctx, address)
+		nc, err := e.dialOnce(ctx, address, http2)
 		if err == nil {
 			e.cfg.Dials.WithLabelValues("ok").Inc()
 			return nc, nil
 		}
 		if !errors.Is(err, syscall.ECONNREFUSED) || attempt >= len(e.cfg.Backoff) {
-			e.cfg.Dials.WithLabelValues("failed").Inc()
+			if !errors.Is(err, errUnproved) { // counted already
+				e.cfg.Dials.WithLabelValues("failed").Inc()
+			}
 			return nil, err
 		}
 		select {
@@ -220,16 +229,20 @@ func (e *Endpoint) dial(ctx context.Context, address string) (net.Conn, error) {
 	}
 }
 
-func (e *Endpoint) dialOnce(ctx context.Context, address string) (net.Conn, error) {
+func (e *Endpoint) dialOnce(ctx context.Context, address string, http2 bool) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.DialTimeout)
 	defer cancel()
 	nc, err := e.cfg.Dialer.DialContext(ctx, "tcp", address)
 	port := netip.MustParseAddrPort(address).Port()
-	if port == envd.Port || !errors.Is(err, syscall.ECONNREFUSED) {
-		return nc, err
+	if err == nil {
+		return e.proved(ctx, nc, port == envd.Port && !http2)
 	}
-	if local, refused := e.dialLocal(ctx, port); refused == nil {
-		return local, nil
+	if port == envd.Port || !errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, err
+	}
+	local, refused := e.dialLocal(ctx, port)
+	if refused == nil || errors.Is(refused, errUnproved) {
+		return local, refused
 	}
 	return nil, err
 }
@@ -237,6 +250,9 @@ func (e *Endpoint) dialOnce(ctx context.Context, address string) (net.Conn, erro
 // dialLocal connects through the agent to a port that listens on the sandbox's loopback only.
 func (e *Endpoint) dialLocal(ctx context.Context, port uint16) (net.Conn, error) {
 	agent, err := e.cfg.Dialer.DialContext(ctx, "tcp", e.At(envd.Port))
+	if err == nil {
+		agent, err = e.proved(ctx, agent, true)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -89,7 +89,7 @@ func (l *conn) inflight(x *Exchange, c UpstreamConn, ahead []byte) *Inflight {
 
 // connect returns a connection to the sandbox with a deadline for the response, or nil.
 func (l *conn) connect(ctx context.Context, x *Exchange) UpstreamConn {
-	c := x.Upstream.Pool().get(x.Target.Port)
+	c := x.Upstream.Pool().Get(x.Target.Port)
 	if c == nil {
 		ctx, cancel := context.WithTimeout(ctx, l.p.cfg.ResponseTime)
 		defer cancel()
@@ -130,7 +130,7 @@ func (l *conn) exchange(x *Exchange, c UpstreamConn) outcome {
 	if l.response.close || n > size {
 		_ = c.Close()
 	} else {
-		x.Upstream.Pool().put(x.Target.Port, c)
+		x.Upstream.Pool().Put(x.Target.Port, c)
 	}
 	x.FirstByte, x.Status, x.Bytes = time.Since(x.Started), l.response.status, l.response.content
 	closing := l.p.closed.Load()

@@ -46,8 +46,8 @@ func NewPool(idleTimeout func(port uint16) time.Duration) *Pool {
 	return &Pool{idleTimeout: idleTimeout, idle: map[uint16][]idleConn{}}
 }
 
-// get returns a live idle connection, or nil.
-func (p *Pool) get(port uint16) UpstreamConn {
+// Get returns a live idle connection, or nil.
+func (p *Pool) Get(port uint16) UpstreamConn {
 	for {
 		c, ok := p.pop(port)
 		if !ok {
@@ -73,8 +73,8 @@ func (p *Pool) pop(port uint16) (c idleConn, ok bool) {
 	return c, true
 }
 
-// put adds a connection for a later request.
-func (p *Pool) put(port uint16, c UpstreamConn) {
+// Put adds a connection for a later request.
+func (p *Pool) Put(port uint16, c UpstreamConn) {
 	p.mu.Lock()
 	kept := !p.closed && len(p.idle[port]) < maxIdle
 	if kept {
