@@ -315,6 +315,25 @@ func (p *podTest) checkRun(s *agents.Sandbox, pod *corev1.Pod) {
 	}
 }
 
+// TestPodOfAnOpenSandbox: its agent needs the token too, to prove its identity.
+func TestPodOfAnOpenSandbox(t *testing.T) {
+	p := startPods(t)
+	s := p.sandbox("open", func(s *agents.Sandbox) {
+		s.Spec.Barchan = &agents.BarchanSpec{Access: &agents.AccessPolicy{OpenAgent: true}}
+	})
+	token := p.tokens.Agent(sandbox.IDOf(s.UID))
+	pod := p.pod(s)
+	hook := pod.Spec.Containers[0].Lifecycle.PostStart.Exec.Command
+	if cfg, err := envd.ParseConfig(hook[2]); err != nil || !cfg.Open || cfg.AccessTokenSHA256 != envd.TokenSHA256(token) {
+		t.Errorf("configuration %+v, %v", cfg, err)
+	}
+	p.run(pod, "127.0.0.9")
+	p.ready(s, "Pod is Ready")
+	if inits := p.told(s); len(inits) != 1 || !inits[0].Open || inits[0].AccessToken != token {
+		t.Errorf("the agent received %+v", inits)
+	}
+}
+
 func TestPodSuspendedAndResumed(t *testing.T) {
 	p := startPods(t)
 	s := p.sandbox("box", withService)

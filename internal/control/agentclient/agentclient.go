@@ -3,6 +3,9 @@
 // decides nothing about a sandbox, retries nothing but a kept connection that the agent had closed, and
 // keeps no state of an agent.
 //
+// With a Verifier, an agent gets no request, and so no token, on a connection before it has proved there which sandbox
+// it is.
+//
 // Its lock is held over no request.
 package agentclient
 
@@ -46,17 +49,27 @@ type Config struct {
 	Tokens *sandbox.Tokens
 	// Dial reaches an agent by its address; nil is TCP from here.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Verifier nil: an address leads to its sandbox.
+	Verifier Verifier
+}
+
+// Verifier verifies which sandbox is at the other end of a new connection to an agent; identity.Verifier implements it.
+type Verifier interface {
+	Verify(ctx context.Context, agent net.Conn, id sandbox.ID) error
+	// VerifyHash accepts an agent that does not know its token yet.
+	VerifyHash(ctx context.Context, agent net.Conn, id sandbox.ID) error
 }
 
 // Client sends requests to agents. While Run runs, it keeps one connection to each ready member that
 // Observe has shown. Such a connection is used once, for its sandbox and for no other that has its
 // address later. It is safe for concurrent use.
 type Client struct {
-	tokens *sandbox.Tokens
-	dial   func(ctx context.Context, network, address string) (net.Conn, error)
-	http   *http.Client
-	wanted chan *agents.Sandbox
-	openIn time.Duration // openTimeout; tests are more patient
+	tokens    *sandbox.Tokens
+	dial      func(ctx context.Context, network, address string) (net.Conn, error)
+	verifier  Verifier // nil: none
+	transport *http.Transport
+	wanted    chan *agents.Sandbox
+	openIn    time.Duration // openTimeout; tests are more patient
 
 	mu      sync.Mutex
 	open    map[types.UID]opened // +checklocks:mu
@@ -71,34 +84,54 @@ type opened struct {
 	over bool // the sandbox is no longer a ready member
 }
 
-// boundTo is the context key of the sandbox whose kept connection a request uses.
-type boundTo struct{}
+// destination is where a request goes; also the key of its context value.
+type destination struct {
+	uid types.UID
+	// kept: over the sandbox's kept connection, if there is one.
+	kept bool
+	// tokenless: the agent may not know its token yet.
+	tokenless bool
+}
+
+// sender sends requests to the agent of one sandbox.
+type sender struct {
+	b  *Client
+	to destination
+}
+
+// RoundTrip implements http.RoundTripper.
+func (s sender) RoundTrip(req *http.Request) (*http.Response, error) {
+	return s.b.transport.RoundTrip(req.WithContext(context.WithValue(req.Context(), destination{}, s.to)))
+}
 
 // New opens nothing.
 func New(cfg Config) *Client {
-	b := &Client{tokens: cfg.Tokens, dial: cfg.Dial, wanted: make(chan *agents.Sandbox, maxOpen), openIn: openTimeout, open: map[types.UID]opened{}}
+	b := &Client{tokens: cfg.Tokens, dial: cfg.Dial, verifier: cfg.Verifier, wanted: make(chan *agents.Sandbox, maxOpen), openIn: openTimeout, open: map[types.UID]opened{}}
 	if b.dial == nil {
 		b.dial = (&net.Dialer{Timeout: time.Second}).DialContext
 	}
-	b.http = &http.Client{Transport: &http.Transport{DialContext: b.connect, DisableKeepAlives: true, DisableCompression: true}}
+	b.transport = &http.Transport{DialContext: b.connect, DisableKeepAlives: true, DisableCompression: true}
 	return b
 }
 
-// Bind sends a request to the agent of a sandbox. ctx must have a deadline.
+// Bind sends a request to the agent of a sandbox. ctx must have a deadline. An agent that does not know its token yet
+// is accepted if the request has the token.
 func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error {
-	id := sandbox.IDOf(s.UID)
-	agent, err := b.Agent(s)
-	if err != nil {
-		return fmt.Errorf("client of the agent of sandbox %s: %w", id, err)
-	}
+	to := destination{uid: s.UID, tokenless: req.AccessToken != ""}
 	if b.has(s.UID) {
 		// The agent may have closed it; then, and only then, the request is sent on a new one.
-		if err := agent.Init(context.WithValue(ctx, boundTo{}, s.UID), req); err == nil {
+		to.kept = true
+		if agent, err := b.agent(s, to); err == nil && agent.Init(ctx, req) == nil {
 			return nil
 		}
+		to.kept = false
+	}
+	agent, err := b.agent(s, to)
+	if err != nil {
+		return fmt.Errorf("client of the agent of sandbox %s: %w", sandbox.IDOf(s.UID), err)
 	}
 	if err := agent.Init(ctx, req); err != nil {
-		return fmt.Errorf("bind the agent of sandbox %s: %w: %w", id, errs.ErrUnavailable, err)
+		return fmt.Errorf("bind the agent of sandbox %s: %w: %w", sandbox.IDOf(s.UID), errs.ErrUnavailable, err)
 	}
 	return nil
 }
@@ -129,12 +162,21 @@ func (b *Client) Logs(ctx context.Context, s *agents.Sandbox, since time.Time) (
 
 // Agent returns a client of a sandbox's agent. A sandbox without an address is an errs.ErrUnavailable.
 func (b *Client) Agent(s *agents.Sandbox) (*envd.Client, error) {
+	return b.agent(s, destination{uid: s.UID})
+}
+
+func (b *Client) agent(s *agents.Sandbox, to destination) (*envd.Client, error) {
 	id := sandbox.IDOf(s.UID)
 	if len(s.Status.PodIPs) == 0 {
 		return nil, fmt.Errorf("sandbox %s has no address: %w", id, errs.ErrUnavailable)
 	}
-	return envd.NewClient(envd.ClientConfig{HTTP: b.http, BaseURL: agentURL(s), Token: func() string { return b.tokens.Agent(id) }})
+	return envd.NewClient(envd.ClientConfig{
+		HTTP: &http.Client{Transport: sender{b, to}, CheckRedirect: noRedirect}, BaseURL: agentURL(s), Token: func() string { return b.tokens.Agent(id) },
+	})
 }
+
+// noRedirect keeps a program in a sandbox from choosing where requests go.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 func agentURL(s *agents.Sandbox) string {
 	return "http://" + net.JoinHostPort(s.Status.PodIPs[0], strconv.Itoa(envd.Port))
@@ -156,12 +198,30 @@ func (b *Client) take(uid types.UID) net.Conn {
 }
 
 func (b *Client) connect(ctx context.Context, network, address string) (net.Conn, error) {
-	if uid, ok := ctx.Value(boundTo{}).(types.UID); ok {
-		if conn := b.take(uid); conn != nil {
+	to := ctx.Value(destination{}).(destination)
+	if to.kept {
+		if conn := b.take(to.uid); conn != nil {
 			return conn, nil
 		}
 	}
-	return b.dial(ctx, network, address)
+	return b.dialVerified(ctx, network, address, to)
+}
+
+// dialVerified opens a connection to the agent of a sandbox, which has proved to be that if there is a verifier.
+func (b *Client) dialVerified(ctx context.Context, network, address string, to destination) (net.Conn, error) {
+	conn, err := b.dial(ctx, network, address)
+	if err != nil || b.verifier == nil {
+		return conn, err
+	}
+	verify := b.verifier.Verify
+	if to.tokenless {
+		verify = b.verifier.VerifyHash
+	}
+	if err := verify(ctx, conn, sandbox.IDOf(to.uid)); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return conn, nil
 }
 
 // Observe takes a change of any Sandbox: newer is nil when it is gone. It does not block.
@@ -330,9 +390,9 @@ func (b *Client) dialAgent(ctx context.Context, s *agents.Sandbox) (_ net.Conn, 
 	if err != nil {
 		return nil, err
 	}
-	conn, err := b.dial(ctx, "tcp", req.URL.Host)
-	if err != nil {
-		return nil, err
+	conn, err := b.dialVerified(ctx, "tcp", req.URL.Host, destination{uid: s.UID})
+	if err != nil || b.verifier != nil { // which has sent a request
+		return conn, err
 	}
 	defer func() {
 		if err != nil {

@@ -2,11 +2,14 @@ package agentclient
 
 import (
 	"context"
+	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +19,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -140,5 +144,123 @@ func TestBinderKeepsConnectionsOfSparesOnly(t *testing.T) {
 	eventually.True(t, "no connection is kept", func() bool { return b.has(stays.UID) })
 	if n := len(l.connections(envd.PathHealth)); n != 4 {
 		t.Errorf("%d connections were opened, want 4: the old one again", n)
+	}
+}
+
+// occupant is what is at an address: an agent with a token, or its hash, or a stranger's with another.
+type occupant struct {
+	*listener
+	token, hash string
+	secrets     atomic.Int64 // requests that carry a token
+}
+
+func newOccupant(t *testing.T, id sandbox.ID, token, hash string) *occupant {
+	t.Helper()
+	o := &occupant{token: token, hash: hash, listener: &listener{requests: map[string][]string{}}}
+	o.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if r.Header.Get(envd.HeaderAccessToken) != "" || strings.Contains(string(body), "secret") {
+			o.secrets.Add(1)
+		}
+		o.mu.Lock()
+		o.requests[r.URL.Path] = append(o.requests[r.URL.Path], r.RemoteAddr)
+		o.mu.Unlock()
+		if r.URL.Path == envd.PathIdentity {
+			addr, _ := envd.AddrOf(r.Context().Value(http.LocalAddrContextKey).(net.Addr))
+			_ = json.NewEncoder(w).Encode(envd.ProveIdentity(o.token, o.hash, r.URL.Query().Get(envd.QueryNonce), string(id), addr))
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	t.Cleanup(o.Close)
+	return o
+}
+
+// TestStrangerGetsNoToken has every request meet a stranger at the sandbox's address, and its own agent before and after
+// that knows its token.
+func TestStrangerGetsNoToken(t *testing.T) {
+	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := spare("a")
+	id := sandbox.IDOf(s.UID)
+	token := tokens.Agent(id)
+	for name, at := range map[string]struct {
+		token, hash string
+		started     bool // what needs the token is accepted
+		begun       bool // what brings the token is accepted
+	}{
+		"stranger":        {token: "other"},
+		"no agent":        {},
+		"agent":           {token: token, started: true, begun: true},
+		"tokenless agent": {hash: envd.TokenSHA256(token), begun: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := newOccupant(t, id, at.token, at.hash)
+			b := New(Config{Tokens: tokens, Verifier: identity.NewVerifier(tokens), Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "tcp", o.Listener.Addr().String())
+			}})
+			for what, call := range map[string]struct {
+				send func() error
+				want bool
+			}{
+				"claim": {func() error {
+					return b.Bind(t.Context(), s, envd.InitRequest{EnvVars: map[string]string{"A": "secret"}})
+				}, at.started},
+				"start": {func() error { return b.Bind(t.Context(), s, envd.InitRequest{AccessToken: token}) }, at.begun},
+				"logs":  {func() error { _, err := b.Logs(t.Context(), s, time.Time{}); return err }, at.started},
+			} {
+				before := o.secrets.Load()
+				err := call.send()
+				if sent := o.secrets.Load() - before; (err == nil) != call.want || (sent > 0) != call.want {
+					t.Errorf("%s: %v; %d requests with a secret, want any: %v", what, err, sent, call.want)
+				}
+			}
+		})
+	}
+}
+
+// TestKeptConnectionIsVerified: a connection that waits for its claim was proved when it was opened, and is not asked again.
+func TestKeptConnectionIsVerified(t *testing.T) {
+	s := spare("a")
+	id := sandbox.IDOf(s.UID)
+	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := newOccupant(t, id, tokens.Agent(id), "")
+	b := newBinderTo(t, o.listener)
+	b.verifier = identity.NewVerifier(tokens)
+	b.Observe(nil, s)
+	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+	kept := o.connections(envd.PathIdentity)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := b.Bind(ctx, s, envd.InitRequest{EnvVars: map[string]string{"A": "b"}}); err != nil {
+		t.Fatal(err)
+	}
+	if bound := o.connections(envd.PathInit); len(kept) == 0 || len(bound) != 1 || bound[0] != kept[0] {
+		t.Errorf("proved on %v, bound on %v", kept, bound)
+	}
+	if n := len(o.connections(envd.PathHealth)); n > 0 {
+		t.Errorf("%d requests besides", n)
+	}
+}
+
+// TestNoRedirect: an agent does not choose where a request goes.
+func TestNoRedirect(t *testing.T) {
+	other := newListener(t)
+	agent := httptest.NewServer(http.RedirectHandler(other.URL+"/x", http.StatusTemporaryRedirect))
+	t.Cleanup(agent.Close)
+	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := New(Config{Tokens: tokens, Dial: func(ctx context.Context, _, address string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", strings.Replace(address, "192.0.2.1:49983", agent.Listener.Addr().String(), 1))
+	}})
+	if err := b.Bind(t.Context(), spare("a"), envd.InitRequest{}); err == nil || len(other.connections("/x")) > 0 {
+		t.Errorf("bound %v, %d requests elsewhere", err, len(other.connections("/x")))
 	}
 }

@@ -127,11 +127,9 @@ func (p *Placer) addAgentVolume(spec *corev1.PodSpec) {
 // agentCommand returns the hook's command. It holds no secret, for it can be read in the Pod.
 func (p *Placer) agentCommand(s *agents.Sandbox) ([]string, error) {
 	id := sandbox.IDOf(s.UID)
-	cfg := envd.Config{SandboxID: string(id), TemplateID: s.Annotations[agents.AnnotationTemplateRef]}
-	if s.Spec.AgentSecured() {
-		cfg.AccessTokenSHA256 = envd.TokenSHA256(p.cfg.Tokens.Agent(id))
-	} else {
-		cfg.Open = true
+	cfg := envd.Config{
+		SandboxID: string(id), TemplateID: s.Annotations[agents.AnnotationTemplateRef],
+		AccessTokenSHA256: envd.TokenSHA256(p.cfg.Tokens.Agent(id)), Open: !s.Spec.AgentSecured(),
 	}
 	text, err := json.Marshal(cfg)
 	if err != nil {

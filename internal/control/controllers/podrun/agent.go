@@ -55,10 +55,7 @@ func (r *Runner) prepareOnce(ctx context.Context, s *agents.Sandbox, start time.
 // initRequest returns what the agent of a sandbox must know: its token, and the plain values of its first
 // container's environment, which a claim may have added to.
 func (r *Runner) initRequest(s *agents.Sandbox) envd.InitRequest {
-	req := envd.InitRequest{Open: !s.Spec.AgentSecured()}
-	if !req.Open {
-		req.AccessToken = r.cfg.Tokens.Agent(sandbox.IDOf(s.UID))
-	}
+	req := envd.InitRequest{Open: !s.Spec.AgentSecured(), AccessToken: r.cfg.Tokens.Agent(sandbox.IDOf(s.UID))}
 	if containers := s.Spec.PodTemplate.Spec.Containers; len(containers) > 0 {
 		for _, v := range containers[0].Env {
 			if v.ValueFrom == nil && !strings.Contains(v.Value, "$(") { // kubelet has expanded those

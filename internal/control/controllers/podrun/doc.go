@@ -9,7 +9,8 @@
 // # Readiness
 //
 // A sandbox runs when its Pod runs and its agent has accepted the sandbox's token. The agent gets the token, and the environment of
-// a claim, once for each start of its container: status.barchan.startedAt is the start whose agent has it.
+// a claim, once for each start of its container: status.barchan.startedAt is the start whose agent has it. A stranger that got the Pod's
+// address meanwhile receives neither: the agent first proves that it knows the hash of the token, which is in its Pod (package identity).
 //
 // # Locks
 //
