@@ -104,6 +104,9 @@ func (d *Daemon) makeGateway(context.Context) error {
 		NoFastPath: !d.cfg.GatewayFastPath,
 		Log:        d.cfg.Log, AccessLog: d.accessLog(), Registerer: d.metrics,
 	}
+	if d.verifier != nil {
+		cfg.Verifier = d.verifier
+	}
 	if d.cfg.OTLPEndpoint != "" {
 		cfg.Tracing = d.tracer
 	}

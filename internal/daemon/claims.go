@@ -34,7 +34,11 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 		return err
 	}
 	d.assumed = assumecache.New(d.cache.Sandbox)
-	d.binder = agentclient.New(agentclient.Config{Tokens: d.tokens})
+	reach := agentclient.Config{Tokens: d.tokens}
+	if d.verifier != nil {
+		reach.Verifier = d.verifier
+	}
+	d.binder = agentclient.New(reach)
 	d.observers = []observer{d.observeRoute, d.observeDeletion, d.assumed.Observe, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
 	return nil
 }

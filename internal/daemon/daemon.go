@@ -38,6 +38,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
 	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 )
 
@@ -76,7 +77,8 @@ type Daemon struct {
 	acme          *acme.Manager // nil without ACME
 	tokens        *sandbox.Tokens
 	api           *apiserver.Server       // nil but in a server
-	stale         time.Duration           // after which a replica's routes are trusted no more
+	verifier      *identity.Verifier      // of agents; nil but on a cluster, where an address may be given away at once
+	stale         time.Duration           // after which a replica's routes are trusted no more, without a verifier
 	watches       *staleness.ShortWatches // nil but in a replica
 	rest          *rest.Config            // reaches the API server as our own parts
 	cache         *cache.Cache

@@ -2,17 +2,23 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/tools/clientcmd"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/defaults"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
@@ -20,11 +26,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/peers/push"
 	"github.com/barchan-dev/barchan/internal/edge/peers/trust"
 	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
 )
 
 // connect has a replica or controller use the API server of its kubeconfig, or of the cluster whose Pod it is.
-// Whether that answers is seen by the caches, which wait for it.
-func (d *Daemon) connect(context.Context) (err error) {
+// A replica waits until that answers; a controller's caches do.
+func (d *Daemon) connect(ctx context.Context) (err error) {
 	if err := d.openTokens(); err != nil {
 		return err
 	}
@@ -35,15 +42,44 @@ func (d *Daemon) connect(context.Context) (err error) {
 	d.rest.QPS = -1 // no limit of the client's own; the server has its flow control
 	d.rest.UserAgent = "barchan-" + d.cfg.Role + "/" + d.cfg.Version
 	if d.cfg.Role == config.RoleController { // it routes no requests
+		d.verifier = identity.NewVerifier(d.tokens)
 		return nil
 	}
 	if d.stale, err = staleness.Limit(); err != nil {
 		return err
 	}
+	staleness.Dial(d.rest, d.stale)
+	if err := d.findCluster(ctx); err != nil {
+		return err
+	}
 	d.watches = staleness.NewShortWatches(d.stale)
 	d.rest.Wrap(d.watches.Wrap)
-	staleness.Dial(d.rest, d.stale)
 	return nil
+}
+
+// findCluster has a replica verify agents if its API server is a cluster's, and not another server of ours: there an address
+// rests before another sandbox gets it.
+func (d *Daemon) findCluster(ctx context.Context) error {
+	api, err := discovery.NewDiscoveryClientForConfig(d.rest)
+	if err != nil {
+		return fmt.Errorf("client of the API server's version: %w", err)
+	}
+	for last := ""; ; {
+		info, err := api.ServerVersionWithContext(ctx)
+		if err == nil {
+			if !apiserver.IsOurs(info) {
+				d.verifier = identity.NewVerifier(d.tokens)
+			}
+			return nil
+		}
+		if text := err.Error(); text != last {
+			d.log.WarnContext(ctx, "API server version not read", telemetry.Error, err)
+			last = text
+		}
+		if !lifecycle.Sleep(ctx, time.Second) {
+			return fmt.Errorf("read the API server's version: %w", errors.Join(context.Cause(ctx), err))
+		}
+	}
 }
 
 // openTokens reads the secret of all tokens. A server makes it; the other roles must be given theirs.

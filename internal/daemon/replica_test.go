@@ -2,7 +2,13 @@ package daemon
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +22,44 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
+
+// TestConnectFindsACluster has a replica verify agents where its API server is a cluster's, and a controller always. A server
+// that does not answer yet is waited for.
+func TestConnectFindsACluster(t *testing.T) {
+	for _, tt := range []struct {
+		role, version string
+		want          bool
+	}{
+		{config.RoleReplica, "v1.36.0", true},
+		{config.RoleReplica, "v1.34.1-gke.3899001", true},
+		{config.RoleReplica, "v1.36.0+barchan", false},
+		{config.RoleController, "", true},
+	} {
+		var asked atomic.Int64
+		api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if asked.Add(1) == 1 || r.URL.Path != "/version" {
+				http.Error(w, "not yet", http.StatusServiceUnavailable)
+				return
+			}
+			fmt.Fprintf(w, `{"gitVersion":%q}`, tt.version)
+		}))
+		t.Cleanup(api.Close)
+		d := wired(t, tt.role)
+		d.cfg.APIKubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+		kubeconfig := fmt.Sprintf("{clusters: [{name: c, cluster: {server: %q}}], contexts: [{name: x, context: {cluster: c}}], current-context: x}", api.URL)
+		for file, text := range map[string]string{d.cfg.APIKubeconfig: kubeconfig, d.cfg.TokenSecret: strings.Repeat("s", 32)} {
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := d.connect(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if verifies := d.verifier != nil; verifies != tt.want {
+			t.Errorf("%s of %q: agents are verified: %v", tt.role, tt.version, verifies)
+		}
+	}
+}
 
 // TestApplyHints checks which hints change a lookup. A server refuses addresses outside of its sandboxes' subnets; a replica
 // does not have the subnets.

@@ -48,7 +48,7 @@ func (d *Daemon) feedTables(ctx context.Context, ready func()) error {
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the routes: %w", context.Cause(ctx))
 	}
-	if d.watches != nil {
+	if d.watches != nil && d.verifier == nil {
 		d.routes.TrustUntil(d.started.Add(d.stale))
 	}
 	d.routes.MarkSynced()
@@ -75,10 +75,14 @@ func (d *Daemon) followWatch(ctx context.Context) error {
 	}
 }
 
-// proveWatch extends the trust in a replica's routes as far as its watch proves.
+// proveWatch extends the trust in a replica's routes as far as its watch proves. With a verifier they are trusted without.
 func (d *Daemon) proveWatch(ctx context.Context) error {
-	return staleness.Run(ctx, staleness.Config{
+	cfg := staleness.Config{
 		Log: d.log, Stale: d.stale, Began: d.started, Live: d.cache.Live(), Watches: d.watches, Trust: d.routes.TrustUntil, Gate: d.health,
 		Passed: func(ctx context.Context) (string, error) { return cache.Passed[*agents.Sandbox](ctx, d.cache) },
-	})
+	}
+	if d.verifier != nil {
+		cfg.Trust = nil
+	}
+	return staleness.Run(ctx, cfg)
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
+	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/supervisor"
 	"github.com/barchan-dev/barchan/internal/testkit/fakeapi"
 )
@@ -142,6 +143,37 @@ func TestServices(t *testing.T) {
 		if got := strings.Join(got, "; "); got != want {
 			t.Errorf("%s starts\n%s, want\n%s", role, got, want)
 		}
+	}
+}
+
+// TestTrustOrProofs cuts a replica off from its API server: its routes are trusted for a while, or without end if agents prove
+// themselves. New work is refused in both cases.
+func TestTrustOrProofs(t *testing.T) {
+	for _, proofs := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			api := fakeapi.New()
+			owned := member("owned", "")
+			api.Add("sandboxes", owned)
+			d := wired(t, config.RoleReplica)
+			d.rest = api.Config()
+			d.tokens, _ = sandbox.NewTokens(make([]byte, 32))
+			d.started, d.stale, d.watches = time.Now(), time.Minute, staleness.NewShortWatches(time.Minute)
+			if proofs {
+				d.verifier = identity.NewVerifier(d.tokens)
+			}
+			stack := newStack(t)
+			done(t, booting(t, d, stack, phase(t, d, "caches")))
+			done(t, booting(t, d, stack, phase(t, d, "routes")))
+			if !d.routes.Synced() || d.health.Err() != nil {
+				t.Errorf("proofs %v: after the boot: synced %v, %v", proofs, d.routes.Synced(), d.health.Err())
+			}
+			defer api.Hold("sandboxes")()
+			time.Sleep(3 * time.Minute)
+			_, found := d.routes.Lookup(sandbox.IDOf(owned.UID))
+			if d.routes.Synced() != proofs || found != proofs || d.health.Err() == nil {
+				t.Errorf("proofs %v: cut off: synced %v, found %v, new work is refused with %v", proofs, d.routes.Synced(), found, d.health.Err())
+			}
+		})
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -216,6 +217,21 @@ func TestAgreement(t *testing.T) {
 	}
 	if missing := sets.KeySet(all).Difference(seen); missing.Len() > 0 {
 		t.Errorf("no verdicts on %v", sets.List(missing))
+	}
+}
+
+// TestWhoseServer: a replica verifies agents only where the version of its API server is not ours.
+func TestWhoseServer(t *testing.T) {
+	embedded, kube := both(t)
+	for _, s := range []server{embedded, kube} {
+		api, err := discovery.NewDiscoveryClientForConfig(s.config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := api.ServerVersion()
+		if err != nil || apiserver.IsOurs(info) != (s.name == embedded.name) {
+			t.Errorf("%s: version %+v, %v", s.name, info, err)
+		}
 	}
 }
 

@@ -9,7 +9,13 @@ import (
 	basecompatibility "k8s.io/component-base/compatibility"
 )
 
-const apiserverModule = "k8s.io/apiserver"
+const (
+	apiserverModule = "k8s.io/apiserver"
+	versionSuffix   = "+barchan"
+)
+
+// IsOurs reports whether a version is that of a Server, and not of a Kubernetes cluster.
+func IsOurs(v *version.Info) bool { return strings.HasSuffix(v.GitVersion, versionSuffix) }
 
 // effectiveVersion is the version of Kubernetes that the server reports. Upstream's build stamps it
 // into the binary; here it is that of the module.
@@ -31,7 +37,7 @@ func newEffectiveVersion() effectiveVersion {
 			}
 		}
 	}
-	v.git += "+barchan"
+	v.git += versionSuffix
 	return v
 }
 

@@ -149,9 +149,9 @@ type Config struct {
 	// Passed returns the version up to which the watch has brought all changes of sandboxes.
 	Passed  func(ctx context.Context) (string, error)
 	Watches *ShortWatches
-	// Trust receives after each probe until when the routes may be trusted.
+	// Trust receives after each probe until when the routes may be trusted. Nil: their age does not matter.
 	Trust func(until time.Time)
-	// Gate gets a condition while the routes may not be trusted.
+	// Gate gets a condition while nothing younger than Stale is proved.
 	Gate *health.Gate
 }
 
@@ -171,10 +171,14 @@ func newProber(cfg Config) *watchProber {
 		},
 		passed: cfg.Passed,
 		trust: func(until time.Time) {
-			cfg.Trust(until)
+			effect := "no new sandboxes are created"
+			if cfg.Trust != nil {
+				cfg.Trust(until)
+				effect = "sandboxes are not served"
+			}
 			var err error
 			if !time.Now().Before(until) {
-				err = errs.Public(nil, fmt.Sprintf("no news from the API server for %s; sandboxes are not served until its watch recovers", cfg.Stale))
+				err = errs.Public(nil, fmt.Sprintf("no news from the API server for %s; %s until its watch recovers", cfg.Stale, effect))
 			}
 			cfg.Gate.Set(conditionWatch, err)
 		},

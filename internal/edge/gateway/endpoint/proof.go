@@ -16,7 +16,7 @@ var errUnproved = errors.New("not proved to be the sandbox")
 // Verifier verifies which sandbox is at an address; identity.Verifier implements it.
 type Verifier interface {
 	// Verify returns nil once the other end of an HTTP/1.1 connection has proved that it is the agent of a sandbox.
-	// It takes and reads little, whatever the other end does. The connection then carries requests as before.
+	// It bounds the time and the bytes that the other end takes. The connection then carries requests as before.
 	Verify(ctx context.Context, agent net.Conn, id sandbox.ID) error
 }
 
