@@ -93,6 +93,7 @@ await sbx.kill()
 	t.Run("upstream's manifest", func(t *testing.T) { b.in(t).plainSandbox() })
 	t.Run("pool and claim", func(t *testing.T) { b.in(t).pool() })
 	t.Run("leader", func(t *testing.T) { b.in(t).anotherLeader(secret) })
+	t.Run("stranger", func(t *testing.T) { b.in(t).stranger(secret) })
 }
 
 func (b *barchan) in(t *testing.T) *barchan {
@@ -194,8 +195,58 @@ spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name
 	b.kubectl("delete", "sandbox", "later", "--timeout=60s")
 }
 
-// start runs a role until the test ends, and waits until it is ready.
-func (b *barchan) start(role, secret string, flags ...string) {
+// stranger has the route of a sandbox lead to the Pod of another, as where the network gives away an address before the
+// gateway knows. No controller runs meanwhile, for it would correct the status.
+func (b *barchan) stranger(secret string) {
+	dir := b.start("controller", secret, "--agent-image", agentImage, "--node-name", "third", "--http-addr", "127.0.0.1:7798")
+	for _, name := range []string{"one", "two"} {
+		b.apply(`
+apiVersion: agents.x-k8s.io/v1beta1
+kind: Sandbox
+metadata: {name: ` + name + `, namespace: default}
+spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name: main, image: "` + kubecluster.PodImage + `", args: [serve, ":8080"]}]}}}
+`)
+	}
+	b.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "sandbox/one", "sandbox/two")
+	get := func(path string) string {
+		out, err := b.Command(b.Context(), "curl", "-sS", "--max-time", "30", "http://"+kubecluster.NodeIP+":7700"+path).CombinedOutput()
+		if err != nil {
+			b.Fatalf("curl %s: %v\n%s", path, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	of := func(name, field string) string {
+		return b.kubectl("get", "sandbox", name, "-o", "jsonpath={.status."+field+"}")
+	}
+	path := "/sandbox/" + of("one", "barchan.id") + "/8080/"
+	eventually.NoError(b, "the first sandbox is served", func() error {
+		if text := get(path); text != "one" {
+			return fmt.Errorf("got %q", text)
+		}
+		return nil
+	})
+	b.kubectl("patch", "lease", "-n", "barchan-system", "barchan-controller", "--type=merge", "-p", `{"spec":{"holderIdentity":"none"}}`)
+	eventually.True(b, "the controller ends", func() bool {
+		return b.Command(b.Context(), filepath.Join(b.bin, "barchan"), "status", "--data-dir", dir).Run() != nil
+	})
+	b.kubectl("patch", "sandbox", "one", "--subresource=status", "--type=merge", "-p", `{"status":{"podIPs":["`+of("two", "podIPs[0]")+`"]}}`)
+	eventually.NoError(b, "the gateway refuses the other sandbox's address", func() error {
+		text := get(path)
+		if text == "two" {
+			b.Error("a request reached the other sandbox")
+		}
+		if !strings.Contains(text, "The sandbox did not answer") {
+			return fmt.Errorf("got %q", text)
+		}
+		return nil
+	})
+	if text := get("/metrics"); !strings.Contains(text, `barchan_gateway_dials_total{result="unproved"}`) {
+		b.Error("no connection is counted as unproved")
+	}
+}
+
+// start runs a role until the test ends, and waits until it is ready. It returns its data directory.
+func (b *barchan) start(role, secret string, flags ...string) string {
 	b.Helper()
 	dir := b.TempDir()
 	args := append([]string{
@@ -224,6 +275,7 @@ func (b *barchan) start(role, secret string, flags ...string) {
 		}
 		return nil
 	})
+	return dir
 }
 
 // sdk runs a program with the unmodified E2B SDK in the cluster's network.
