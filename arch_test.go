@@ -38,7 +38,7 @@ var planes = map[string][]string{
 var layers = [][]string{
 	0: {
 		"api/agents/v1beta1", "internal/base/errs", "internal/base/lifecycle", "internal/base/telemetry", "internal/base/failpoint",
-		"internal/base/signedurl", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
+		"internal/base/signedurl", "api/crds", "packaging/chart", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
 	},
 	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/health", "internal/node/egress", "internal/node/keyedlock", "internal/testkit/ownnet"},
 	2: {
@@ -50,11 +50,11 @@ var layers = [][]string{
 		"internal/control/apiserver", "internal/control/cache", "internal/control/apistatus", "internal/control/assumecache", "internal/control/picker", "internal/control/quota",
 		"internal/node/ctrd", "internal/node/oci", "internal/node/netdev", "internal/node/baseimage", "internal/node/toolchain", "internal/node/resolver",
 		"internal/edge/peers", "internal/edge/acme", "internal/guest/envd",
-		"internal/client/adminclient", "internal/client/restclient", "internal/testkit",
+		"internal/client/adminclient", "internal/client/restclient", "internal/client/kubeobjects", "internal/testkit",
 	},
 	4: {
 		"internal/control/claiming", "internal/control/agentclient", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
-		"internal/node/plan", "internal/node/probe", "internal/node/programs",
+		"internal/node/plan", "internal/node/probe", "internal/node/programs", "internal/client/cluster",
 	},
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/adminapi", "internal/config", "internal/node/journal"},
 	6:  {"internal/edge/e2b", "internal/node/registry"},
@@ -64,7 +64,7 @@ var layers = [][]string{
 	10: {"internal/node/recovery"},
 	11: {"internal/node"},
 	12: {
-		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/files", "internal/client/cli/ports",
+		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/cluster", "internal/client/cli/files", "internal/client/cli/ports",
 		"internal/client/cli/resources", "internal/client/cli/sandboxes",
 	},
 	13: {"internal/client/cli"},
@@ -97,10 +97,11 @@ var owners = map[string][]string{
 	"github.com/miekg/dns":             {"internal/node/resolver", "internal/edge/acme"},
 	"golang.org/x/crypto/acme":         {"internal/edge/acme"},
 	"github.com/spf13/cobra": {
-		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/files",
+		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/cluster", "internal/client/cli/files",
 		"internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes",
 	},
-	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/base/portable"},
+	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/base/portable", "internal/client/cluster"},
+	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
 }
 
 // pkg is what `go list` tells of a package.

@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
 # Builds bin/barchan and bin/barchan-agent, both static, with the version in them.
 # release leaves the paths of this machine out of them, and shares no compiled package
-# with tests. With another argument it builds a server for tests instead: failpoints builds
-# bin/barchan-failpoints, which tests can kill at points of their choice, and race
-# builds bin/barchan-race, which reports data races.
+# with tests; images does that for each architecture, into bin/images. With another argument
+# it builds a server for tests instead: failpoints builds bin/barchan-failpoints, which tests
+# can kill at points of their choice, and race builds bin/barchan-race, which reports data races.
 source "$(dirname "$0")/lib.sh"
 
 version=$(git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
+# compile DIRECTORY FLAG... builds the programs into a directory.
 compile() {
-	go_build "build barchan" -buildvcs=false "$@" -ldflags "-s -w -X main.version=$version" -o bin/ \
+	local out=$1
+	shift
+	go_build "build barchan" -buildvcs=false "$@" -ldflags "-s -w -X main.version=$version" -o "$out" \
 		./cmd/barchan-agent ./cmd/barchan
 }
 
@@ -26,6 +29,14 @@ mkdir -p bin
 case ${1:-} in
 failpoints) step "build barchan $version with failpoints" with_failpoints && exit ;;
 race) step "build barchan $version with the race detector" with_race_detector && exit ;;
-release) step "build barchan $version" compile -trimpath && exit ;;
+images)
+	for GOARCH in amd64 arm64; do
+		export GOARCH
+		mkdir -p "bin/images/$GOARCH"
+		step "build barchan $version for $GOARCH" compile "bin/images/$GOARCH/" -trimpath
+	done
+	exit
+	;;
+release) step "build barchan $version" compile bin/ -trimpath && exit ;;
 esac
-step "build barchan $version" compile
+step "build barchan $version" compile bin/

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes what users install without a compiler, below dist: a tar with install.sh, a Debian
-# package, and their SHA-256 sums. All programs in them are static. Two runs of one commit
+# package, the Helm chart, and their SHA-256 sums. All programs in them are static. Two runs of one commit
 # make the same files. Needs dpkg-deb; `make release` builds the programs first.
 source "$(dirname "$0")/lib.sh"
 
@@ -82,5 +82,6 @@ umask 022
 step "collect files of $version" stage
 step "make dist/$name.tar.gz" make_tar
 step "make dist/barchan_${version}_$arch.deb" make_deb
+step "make the Helm chart" bin/barchan cluster chart dist
 (cd dist && sha256sum -- * >SHA256SUMS)
 ls -l dist >&2

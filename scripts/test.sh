@@ -19,7 +19,7 @@ if [[ ${1:-} == --kube ]]; then
 	shift
 	TEST_PART=kube
 	PKG=${PKG:-./test/kube/...}
-	scripts/tool.sh kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl \
+	scripts/tool.sh kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl helm \
 		containerd-cri containerd-shim-runc-v2 runsc containerd-shim-runsc-v1 cni-bridge cni-host-local cni-loopback
 elif [[ ${1:-} == --all ]]; then
 	shift

@@ -50,6 +50,10 @@ recipe() {
 		version=$(pinned k8s.io/kubectl)
 		version=k8s.io/component-base/version.gitVersion=v1.${version#v0.}
 		;;
+	helm)
+		module=tools/helm package=helm.sh/helm/v4/cmd/helm
+		version=helm.sh/helm/v4/internal/version.version=$(pinned helm.sh/helm/v4)
+		;;
 	pebble) module=tools/pebble package=github.com/letsencrypt/pebble/v2/cmd/pebble ;;
 	golangci-lint) module=tools package=github.com/golangci/golangci-lint/v2/cmd/golangci-lint ;;
 	checklocks) module=tools package=gvisor.dev/gvisor/tools/checklocks/cmd/checklocks ;;

@@ -329,7 +329,7 @@ func TestPodOfAnOpenSandbox(t *testing.T) {
 	}
 	p.run(pod, "127.0.0.9")
 	p.ready(s, "Pod is Ready")
-	if inits := p.told(s); len(inits) != 1 || !inits[0].Open || inits[0].AccessToken != token {
+	if inits := p.requests(s); len(inits) != 1 || !inits[0].Open || inits[0].AccessToken != token {
 		t.Errorf("the agent received %+v", inits)
 	}
 }
@@ -414,6 +414,34 @@ func TestPodOfSomebodyElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonMultiplePods, "it owns 2 Pods")
+}
+
+// TestPodOfAgentSandbox: a Pod that agent-sandbox made for a sandbox goes on when the cluster is taken over, without an agent.
+func TestPodOfAgentSandbox(t *testing.T) {
+	p := startPods(t)
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: "taken-over", Labels: map[string]string{agents.LabelSandboxNameHash: sandbox.NameHash("taken-over")}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "image:1"}}},
+	}
+	if err := p.Create(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	s := p.sandbox(pod.Name)
+	p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonReconcilerError, "is not owned by this sandbox")
+	// The sandbox owns it from now on, as before the controller came.
+	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(s, agents.GroupVersion.WithKind("Sandbox"))}
+	if err := p.Update(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, "Pod exists with phase: Pending")
+	p.run(pod, "10.0.0.9")
+	p.ready(s, "Pod is Ready")
+	if requests := p.requests(s); len(requests) > 0 {
+		t.Errorf("requests to an agent that is not there: %v", requests)
+	}
+	p.update(s, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeSuspended })
+	p.end(pod)
+	p.await(s, agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, "")
 }
 
 func TestPodRefusals(t *testing.T) {

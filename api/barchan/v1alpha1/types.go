@@ -55,6 +55,9 @@ const (
 	ReasonInUse = "InUse"
 )
 
+// TenantLabel marks the namespaces in which the REST API of a cluster may write. Its value has no meaning.
+const TenantLabel = "barchan.dev/tenant"
+
 // NodeFinalizer keeps a Checkpoint object until its node confirmed that no data of it are left.
 const NodeFinalizer = "barchan.dev/node"
 

@@ -79,3 +79,15 @@ func platformImage(index *remote.Descriptor) (b smallBlob, err error) {
 func descriptorOf(d v1.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: string(d.MediaType), Digest: digest.Digest(d.Digest.String()), Size: d.Size}
 }
+
+// PushImages sends an index of images to a registry: what it lacks, the tag last. It returns the name of the index by its digest.
+func PushImages(ctx context.Context, index v1.ImageIndex, to Place) (string, error) {
+	digest, err := index.Digest()
+	if err == nil {
+		err = remote.WriteIndex(to.ref, index, to.options(ctx)...)
+	}
+	if err != nil {
+		return "", to.refusal("push", err)
+	}
+	return to.ref.Context().Digest(digest.String()).Name(), nil
+}

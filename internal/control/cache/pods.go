@@ -10,7 +10,7 @@ import (
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
 // PodsOf returns the Pods that a sandbox controls, if the cache holds Pods. They have no managed fields, no environment
@@ -25,9 +25,9 @@ func (c *Cache) PodsOf(ctx context.Context, owner types.UID) ([]*corev1.Pod, err
 	return all, err
 }
 
-// podSelection restricts the cache to the Pods of sandboxes, and to what is read of them.
+// podSelection restricts the cache to the Pods of sandboxes, also those that agent-sandbox made, and to what is read of them.
 func podSelection() crcache.ByObject {
-	ours, err := labels.NewRequirement(sandbox.LabelID, selection.Exists, nil)
+	ours, err := labels.NewRequirement(agents.LabelSandboxNameHash, selection.Exists, nil)
 	if err != nil {
 		panic(err) // a constant
 	}

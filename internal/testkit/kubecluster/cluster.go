@@ -310,3 +310,18 @@ func (c *Cluster) Namespace(t testing.TB, name string) {
 		return errors.Join(err, c.alive())
 	})
 }
+
+// Listen listens on an address within the cluster's network namespace until the test ends, such as that of a registry on the node's loopback device.
+func (c *Cluster) Listen(t testing.TB, address string) net.Listener {
+	t.Helper()
+	var l net.Listener
+	err := c.ns.inNetwork(func() (err error) {
+		l, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", address)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}

@@ -86,15 +86,24 @@ func (n *namespaces) do(f func() error) error {
 
 // dial connects from within the network namespace. The address has no names, for no resolver is there.
 func (n *namespaces) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	err = n.inNetwork(func() (err error) {
+		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// inNetwork runs f on a thread in the network namespace alone.
+func (n *namespaces) inNetwork(f func() error) (err error) {
 	done := make(chan struct{})
 	onOwnThread(func() {
 		defer close(done)
 		if err = unix.Setns(int(n.files[unix.CLONE_NEWNET].Fd()), unix.CLONE_NEWNET); err == nil {
-			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+			err = f()
 		}
 	})
 	<-done
-	return conn, err
+	return err
 }
 
 // command prepares a program that runs in the network namespace, with the machine's files.

@@ -2,26 +2,21 @@ package cluster
 
 import (
 	"bytes"
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
+	"sync"
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/tools/clientcmd/api"
-	"sigs.k8s.io/yaml"
+	"github.com/google/go-containerregistry/pkg/registry"
 
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
@@ -29,59 +24,39 @@ import (
 )
 
 const (
-	agentImage = "barchan.test/agent:1"
 	shellImage = "barchan.test/shell:1"
-	apiKey     = "e2b_0123456789abcdef0123456789abcdef01234567"
+	registryAt = "127.0.0.1:5000" // in the cluster's network
+	system     = "barchan-system"
 )
 
-// barchan is our software on a cluster: programs in the cluster's network namespace, as Pods of a Deployment would be.
+// barchan is our software on a cluster, as its administrator and its users reach it.
 type barchan struct {
 	*testing.T
 	*kubecluster.Cluster
-	bin, dir string
+	bin string
+	key string // of the REST API
 }
 
-// TestSandboxes goes from a cluster without anything of ours to the first command of the unmodified SDK in a sandbox, and on.
+// TestSandboxes goes from an empty cluster, by one command, to the first command of the unmodified SDK in a sandbox, and on until
+// nothing of ours is left.
 func TestSandboxes(t *testing.T) {
-	b := &barchan{T: t, bin: build(t), dir: t.TempDir()}
-	b.Cluster = kubecluster.Start(t, kubecluster.Config{Nodes: 1, Install: func(cfg *rest.Config) { installCRDs(t, cfg) }})
-	b.ImportImage(t, kubecluster.WriteImage(t, kubecluster.Image{Name: agentImage, Files: map[string]string{"/barchan-agent": filepath.Join(b.bin, "barchan-agent")}}))
+	b := &barchan{T: t, bin: build(t)}
+	b.Cluster = kubecluster.Start(t, kubecluster.Config{Nodes: 1})
 	b.ImportImage(t, kubecluster.WriteImage(t, kubecluster.Image{Name: shellImage, Files: shell(t)}))
+	b.registry()
 	began := time.Now()
-	secret := filepath.Join(b.dir, "token-secret")
-	must(t, os.WriteFile(secret, bytes.Repeat([]byte("s"), 32), 0o600))
-	sum := sha256.Sum256([]byte(apiKey))
-	b.applyFile("../../../packaging/kubernetes/rbac.yaml")
-	b.apply(`
-apiVersion: barchan.dev/v1alpha1
-kind: APIKey
-metadata: {name: test, namespace: default}
-spec: {sha256: ` + hex.EncodeToString(sum[:]) + `}
----
-apiVersion: extensions.agents.x-k8s.io/v1beta1
-kind: SandboxTemplate
-metadata: {name: base, namespace: default}
-spec:
-  envVarsInjectionPolicy: Allowed
-  podTemplate:
-    spec:
-      runtimeClassName: ` + kubecluster.RuntimeClassGVisor + `
-      terminationGracePeriodSeconds: 1
-      containers:
-      - {name: main, image: "` + shellImage + `", command: [/bin/bash, -c, "sleep infinity & wait"], env: [{name: OF_THE_TEMPLATE, value: "yes"}]}
-`)
-	b.start("controller", secret, "--agent-image", agentImage)
-	b.start("replica", secret, "--http-addr", kubecluster.NodeIP+":7700")
+	b.install("--registry", registryAt+"/team", "--template-image", shellImage, "--runtime-class", kubecluster.RuntimeClassGVisor)
+	t.Logf("installed after %v", time.Since(began))
 	out := b.sdk(`
 import { Sandbox } from 'e2b'
 const sbx = await Sandbox.create({ envs: { GREETING: 'hello' }, timeoutMs: 120_000 })
-console.log((await sbx.commands.run('echo $GREETING $OF_THE_TEMPLATE $((6*7))')).stdout.trim())
+console.log((await sbx.commands.run('echo $GREETING $((6*7))')).stdout.trim())
 await sbx.files.write('/tmp/f', 'written')
 console.log(await sbx.files.read('/tmp/f'), (await sbx.commands.run('cat /tmp/f')).stdout)
 await sbx.kill()
 `)
 	t.Logf("first program after %v", time.Since(began))
-	if out != "hello yes 42\nwritten written\n" {
+	if out != "hello 42\nwritten written\n" {
 		t.Errorf("the SDK printed %q", out)
 	}
 	eventually.NoError(t, "the killed sandbox is gone", func() error {
@@ -90,16 +65,80 @@ await sbx.kill()
 		}
 		return nil
 	})
+	t.Run("doctor", func(t *testing.T) { b.in(t).doctor() })
 	t.Run("upstream's manifest", func(t *testing.T) { b.in(t).plainSandbox() })
 	t.Run("pool and claim", func(t *testing.T) { b.in(t).pool() })
-	t.Run("leader", func(t *testing.T) { b.in(t).anotherLeader(secret) })
-	t.Run("stranger", func(t *testing.T) { b.in(t).stranger(secret) })
+	t.Run("leader", func(t *testing.T) { b.in(t).anotherLeader() })
+	t.Run("stranger", func(t *testing.T) { b.in(t).stranger() })
+	t.Run("policies", func(t *testing.T) { b.in(t).policies() })
+	t.Run("upgrade", func(t *testing.T) { b.in(t).upgrade() })
+	b.checkRights()
+	t.Run("purge", func(t *testing.T) { b.in(t).purge() })
 }
 
 func (b *barchan) in(t *testing.T) *barchan {
 	c := *b
 	c.T = t
 	return &c
+}
+
+// registry serves an empty registry in the cluster's network.
+func (b *barchan) registry() {
+	handler := registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)))
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
+	listener := b.Listen(b, registryAt)
+	var served sync.WaitGroup
+	served.Go(func() { _ = server.Serve(listener) }) // until Close
+	b.Cleanup(func() {
+		_ = server.Close()
+		served.Wait()
+	})
+}
+
+// cluster runs `barchan cluster` as an administrator of the cluster.
+func (b *barchan) cluster(args ...string) string {
+	b.Helper()
+	out, err := b.tryCluster(args...)
+	if err != nil {
+		b.Fatalf("barchan cluster %s: %v\n%s\n%s", strings.Join(args, " "), err, out, b.state())
+	}
+	return out
+}
+
+func (b *barchan) tryCluster(args ...string) (string, error) {
+	cmd := b.Command(b.Context(), filepath.Join(b.bin, "barchan"), append([]string{"cluster"}, args...)...)
+	cmd.Env = append(cmd.Env, "HOME="+b.TempDir()) // no kubeconfig, and no passwords of registries
+	var messages bytes.Buffer
+	cmd.Stderr = &messages
+	out, err := cmd.Output()
+	return string(out) + messages.String(), err
+}
+
+// install installs, and finds the key.
+func (b *barchan) install(args ...string) {
+	b.Helper()
+	out := b.cluster(append([]string{"install"}, args...)...)
+	b.Logf("install printed:\n%s", out)
+	if key := regexp.MustCompile(`E2B_API_KEY=(\S+)`).FindStringSubmatch(out); key != nil {
+		b.key = key[1]
+	}
+}
+
+// doctor has nothing to report, and status shows what runs.
+func (b *barchan) doctor() {
+	b.Logf("doctor printed:\n%s", b.cluster("doctor"))
+	var s struct {
+		Roles []struct {
+			Name           string
+			Ready, Desired int
+		}
+		Leader  string
+		Objects map[string]int
+	}
+	must(b.T, json.Unmarshal([]byte(b.cluster("status", "--json")), &s))
+	if len(s.Roles) != 2 || s.Roles[0].Ready != 2 || s.Roles[1].Ready != 2 || !strings.HasPrefix(s.Leader, "barchan-controller-") || s.Objects["apikeys"] != 1 || s.Objects["sandboxtemplates"] != 1 {
+		b.Errorf("status %+v", s)
+	}
 }
 
 // plainSandbox applies a Sandbox as agent-sandbox's users do.
@@ -138,6 +177,18 @@ spec:
 func (b *barchan) pool() {
 	b.apply(`
 apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxTemplate
+metadata: {name: base, namespace: default}
+spec:
+  envVarsInjectionPolicy: Allowed
+  podTemplate:
+    spec:
+      runtimeClassName: ` + kubecluster.RuntimeClassGVisor + `
+      terminationGracePeriodSeconds: 1
+      containers:
+      - {name: main, image: "` + shellImage + `", command: [/bin/bash, -c, "sleep infinity & wait"], env: [{name: OF_THE_TEMPLATE, value: "yes"}]}
+---
+apiVersion: extensions.agents.x-k8s.io/v1beta1
 kind: SandboxWarmPool
 metadata: {name: pool, namespace: default}
 spec: {replicas: 1, sandboxTemplateRef: {name: base}}
@@ -160,9 +211,9 @@ spec: {warmPoolRef: {name: pool}, env: [{name: CLAIMED, value: "1"}]}
 	out := b.sdk(`
 import { Sandbox } from 'e2b'
 const sbx = await Sandbox.connect('` + id + `')
-console.log((await sbx.commands.run('echo $CLAIMED')).stdout.trim())
+console.log((await sbx.commands.run('echo $CLAIMED $OF_THE_TEMPLATE')).stdout.trim())
 `)
-	if out != "1\n" {
+	if out != "1 yes\n" {
 		b.Errorf("the claimed sandbox printed %q", out)
 	}
 	b.kubectl("delete", "sandboxclaim,sandboxwarmpool", "--all", "--timeout=60s")
@@ -174,17 +225,14 @@ console.log((await sbx.commands.run('echo $CLAIMED')).stdout.trim())
 	})
 }
 
-// anotherLeader has a second controller follow the first, which is killed.
-func (b *barchan) anotherLeader(secret string) {
+// anotherLeader has a second controller follow the first, whose Pod is killed.
+func (b *barchan) anotherLeader() {
 	holder := func() string {
-		return b.kubectl("get", "lease", "-n", "barchan-system", "barchan-controller", "-o", "jsonpath={.spec.holderIdentity}")
+		return b.kubectl("get", "lease", "-n", system, "barchan-controller", "-o", "jsonpath={.spec.holderIdentity}")
 	}
-	if got := holder(); got != "controller" {
-		b.Fatalf("the leader is %q", got)
-	}
-	b.start("controller", secret, "--agent-image", agentImage, "--node-name", "second", "--http-addr", "127.0.0.1:7799")
-	b.kubectl("patch", "lease", "-n", "barchan-system", "barchan-controller", "--type=merge", "-p", `{"spec":{"holderIdentity":"second"}}`)
-	eventually.True(b, "the second leads", func() bool { return holder() == "second" })
+	first := holder()
+	b.kubectl("delete", "pod", "-n", system, first, "--grace-period=0", "--force", "--wait=false")
+	eventually.True(b, "another leads", func() bool { now := holder(); return now != first && now != "" })
 	b.apply(`
 apiVersion: agents.x-k8s.io/v1beta1
 kind: Sandbox
@@ -197,8 +245,7 @@ spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name
 
 // stranger has the route of a sandbox lead to the Pod of another, as where the network gives away an address before the
 // gateway knows. No controller runs meanwhile, for it would correct the status.
-func (b *barchan) stranger(secret string) {
-	dir := b.start("controller", secret, "--agent-image", agentImage, "--node-name", "third", "--http-addr", "127.0.0.1:7798")
+func (b *barchan) stranger() {
 	for _, name := range []string{"one", "two"} {
 		b.apply(`
 apiVersion: agents.x-k8s.io/v1beta1
@@ -208,8 +255,9 @@ spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name
 `)
 	}
 	b.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "sandbox/one", "sandbox/two")
+	url := b.replica()
 	get := func(path string) string {
-		out, err := b.Command(b.Context(), "curl", "-sS", "--max-time", "30", "http://"+kubecluster.NodeIP+":7700"+path).CombinedOutput()
+		out, err := b.Command(b.Context(), "curl", "-sS", "--max-time", "30", url+path).CombinedOutput()
 		if err != nil {
 			b.Fatalf("curl %s: %v\n%s", path, err, out)
 		}
@@ -225,10 +273,8 @@ spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name
 		}
 		return nil
 	})
-	b.kubectl("patch", "lease", "-n", "barchan-system", "barchan-controller", "--type=merge", "-p", `{"spec":{"holderIdentity":"none"}}`)
-	eventually.True(b, "the controller ends", func() bool {
-		return b.Command(b.Context(), filepath.Join(b.bin, "barchan"), "status", "--data-dir", dir).Run() != nil
-	})
+	b.kubectl("scale", "deployment", "-n", system, "barchan-controller", "--replicas=0")
+	b.kubectl("wait", "-n", system, "--for=delete", "--timeout=60s", "pod", "-l", "app.kubernetes.io/name=barchan-controller")
 	b.kubectl("patch", "sandbox", "one", "--subresource=status", "--type=merge", "-p", `{"status":{"podIPs":["`+of("two", "podIPs[0]")+`"]}}`)
 	eventually.NoError(b, "the gateway refuses the other sandbox's address", func() error {
 		text := get(path)
@@ -243,39 +289,88 @@ spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name
 	if text := get("/metrics"); !strings.Contains(text, `barchan_gateway_dials_total{result="unproved"}`) {
 		b.Error("no connection is counted as unproved")
 	}
+	b.kubectl("scale", "deployment", "-n", system, "barchan-controller", "--replicas=2")
+	b.kubectl("delete", "sandbox", "one", "two", "--timeout=60s")
 }
 
-// start runs a role until the test ends, and waits until it is ready. It returns its data directory.
-func (b *barchan) start(role, secret string, flags ...string) string {
+// policies verifies that the accounts of the roles are held to what they need.
+func (b *barchan) policies() {
+	as := func(role string) string { return "--as=system:serviceaccount:" + system + ":barchan-" + role }
+	b.refused("what a Sandbox controls", "run", "stray", "--image="+kubecluster.PodImage, as("controller"))
+	b.kubectl("run", "foreign", "--image="+kubecluster.PodImage)
+	b.refused("what a Sandbox controls", "delete", "pod", "foreign", as("controller"))
+	b.kubectl("delete", "pod", "foreign", "--grace-period=1")
+	b.kubectl("create", "namespace", "untenanted")
+	sandbox := "apiVersion: agents.x-k8s.io/v1beta1\nkind: Sandbox\nmetadata: {name: x, namespace: untenanted}\n" +
+		"spec: {podTemplate: {spec: {containers: [{name: main, image: x}]}}}\n"
+	file := filepath.Join(b.TempDir(), "sandbox.yaml")
+	must(b.T, os.WriteFile(file, []byte(sandbox), 0o600))
+	b.refused("has no label barchan.dev/tenant", "create", "-f", file, as("replica"))
+	b.kubectl("label", "namespace", "untenanted", "barchan.dev/tenant=")
+	b.kubectl("create", "-f", file, as("replica"), "--dry-run=server")
+	b.kubectl("delete", "namespace", "untenanted", "--timeout=60s")
+}
+
+// refused runs a kubectl that must fail with a text.
+func (b *barchan) refused(want string, args ...string) {
 	b.Helper()
-	dir := b.TempDir()
-	args := append([]string{
-		"up", "--role", role, "--data-dir", dir, "--node-name", role, "--api-kubeconfig", b.account(role), "--token-secret", secret, "--tls-addr", "",
-	}, flags...)
-	cmd := b.Command(context.WithoutCancel(b.Context()), filepath.Join(b.bin, "barchan"), args...)
-	log := &bytes.Buffer{}
-	cmd.Stdout, cmd.Stderr = log, log
-	must(b.T, cmd.Start())
-	b.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		if err := cmd.Wait(); err != nil && !strings.Contains(log.String(), "Lease was lost") {
-			b.Errorf("%s: %v", role, err)
+	out, err := b.Command(b.Context(), kubecluster.FindProgram(b, "kubectl"), args...).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), want) {
+		b.Errorf("kubectl %s: %v, want a refusal with %q:\n%s", strings.Join(args, " "), err, want, out)
+	}
+}
+
+// upgrade changes values: what was given before stays, and what another set of values lacks goes.
+func (b *barchan) upgrade() {
+	if out, err := b.tryCluster("install", "--set", "replica.replica=1"); err == nil || !strings.Contains(out, "value replica.replica:") {
+		b.Errorf("a misspelt value: %v\n%s", err, out)
+	}
+	key := b.key
+	b.install("--set", "replica.replicas=1,flowControl=false")
+	if b.key != key {
+		b.Error("an upgrade made another key")
+	}
+	if out := b.kubectl("get", "deployment", "-n", system, "barchan-replica", "-o", "jsonpath={.spec.replicas} {.spec.template.spec.containers[0].image}"); !strings.HasPrefix(out, "1 "+registryAt+"/team/barchan@sha256:") {
+		b.Errorf("the replicas are %s", out)
+	}
+	b.refused("not found", "get", "flowschema", "barchan")
+	if out := b.sdk("import { Sandbox } from 'e2b'\nconst s = await Sandbox.create(); console.log((await s.commands.run('echo upgraded')).stdout.trim()); await s.kill()"); out != "upgraded\n" {
+		b.Errorf("the SDK printed %q", out)
+	}
+}
+
+// checkRights looks for requests that the roles may not send.
+func (b *barchan) checkRights() {
+	for _, role := range []string{"controller", "replica"} {
+		if log := b.kubectl("logs", "-n", system, "-l", "app.kubernetes.io/name=barchan-"+role, "--tail=-1"); strings.Contains(log, "is forbidden") {
+			b.Errorf("a %s lacks a right:\n%s", role, log)
 		}
-		if b.Failed() {
-			b.Logf("%s:\n%s", role, log)
+	}
+}
+
+// purge ends sandboxes and leaves nothing.
+func (b *barchan) purge() {
+	b.sdk("import { Sandbox } from 'e2b'\nawait Sandbox.create()")
+	if out, err := b.tryCluster("purge"); err == nil || !strings.Contains(out, "1 sandboxes") {
+		b.Errorf("a purge of a cluster in use, without --yes: %v\n%s", err, out)
+	}
+	b.Logf("purge printed:\n%s", b.cluster("purge", "--yes"))
+	for _, kind := range []string{"crds", "pods -A", "clusterroles", "validatingadmissionpolicies", "namespaces"} {
+		for name := range strings.FieldsSeq(b.kubectl(append([]string{"get", "-o", "name"}, strings.Fields(kind)...)...)) {
+			if strings.Contains(name, "barchan") || strings.Contains(name, "x-k8s.io") || strings.HasPrefix(name, "pod/") {
+				b.Errorf("left: %s", name)
+			}
 		}
-		if strings.Contains(log.String(), "is forbidden") {
-			b.Errorf("%s lacks a right:\n%s", role, log)
-		}
-	})
-	eventually.NoError(b, role+" is ready", func() error {
-		out, err := b.Command(b.Context(), filepath.Join(b.bin, "barchan"), "status", "--data-dir", dir).CombinedOutput()
-		if err != nil || !regexp.MustCompile(`(?m)^ready`).Match(out) && !bytes.Contains(out, []byte("ready")) {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
-	return dir
+	}
+	if labels := b.kubectl("get", "namespace", "default", "-o", "jsonpath={.metadata.labels}"); strings.Contains(labels, "tenant") {
+		b.Errorf("left: labels %s", labels)
+	}
+	if out, err := b.tryCluster("status"); err == nil || !strings.Contains(out, "not installed") {
+		b.Errorf("status without an installation: %v\n%s", err, out)
+	}
+	if out, err := b.tryCluster("purge", "--yes"); err == nil || !strings.Contains(out, "not installed") {
+		b.Errorf("a second purge: %v\n%s", err, out)
+	}
 }
 
 // sdk runs a program with the unmodified E2B SDK in the cluster's network.
@@ -285,14 +380,22 @@ func (b *barchan) sdk(program string) string {
 	file := filepath.Join(b.TempDir(), "program.mjs")
 	must(b.T, os.WriteFile(file, []byte(program), 0o600))
 	must(b.T, os.Symlink(filepath.Join(dir, "node_modules"), filepath.Join(filepath.Dir(file), "node_modules")))
+	url := b.replica()
 	cmd := b.Command(b.Context(), "node", file)
-	url := "http://" + kubecluster.NodeIP + ":7700"
-	cmd.Env = append(os.Environ(), "E2B_API_KEY="+apiKey, "E2B_API_URL="+url, "E2B_SANDBOX_URL="+url)
+	cmd.Env = append(os.Environ(), "E2B_API_KEY="+b.key, "E2B_API_URL="+url, "E2B_SANDBOX_URL="+url)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		b.Fatalf("the SDK: %v\n%s", err, out)
 	}
 	return string(out)
+}
+
+// replica returns the URL of a ready replica, to which the Service leads.
+func (b *barchan) replica() string {
+	b.Helper()
+	ip := b.kubectl("get", "endpointslices", "-n", system, "-l", "kubernetes.io/service-name=barchan", "-o", "jsonpath={.items[0].endpoints[?(@.conditions.ready==true)].addresses[0]}")
+	ip, _, _ = strings.Cut(ip, " ")
+	return "http://" + net.JoinHostPort(ip, "7700") // there is no kube-proxy
 }
 
 func (b *barchan) kubectl(args ...string) string {
@@ -311,27 +414,6 @@ func (b *barchan) state() []byte {
 		return fmt.Append(out, err)
 	}
 	return out
-}
-
-func (b *barchan) applyFile(path string) {
-	b.Helper()
-	text, err := os.ReadFile(path)
-	must(b.T, err)
-	b.apply(string(text))
-}
-
-// account returns a kubeconfig with the rights of a role's ServiceAccount, as its Pod would have them.
-func (b *barchan) account(role string) string {
-	b.Helper()
-	admin, err := clientcmd.LoadFromFile(b.Kubeconfig)
-	must(b.T, err)
-	token := strings.TrimSpace(b.kubectl("create", "token", "-n", "barchan-system", "barchan-"+role))
-	for name := range admin.AuthInfos {
-		admin.AuthInfos[name] = &api.AuthInfo{Token: token}
-	}
-	path := filepath.Join(b.TempDir(), "kubeconfig")
-	must(b.T, clientcmd.WriteToFile(*admin, path))
-	return path
 }
 
 func (b *barchan) apply(text string) {
@@ -357,7 +439,7 @@ func build(t *testing.T) string {
 // shell is the files of an image with bash and what the SDK's commands need.
 func shell(t *testing.T) map[string]string {
 	t.Helper()
-	files := map[string]string{}
+	files := map[string]string{"/bin/sh": "/bin/bash"}
 	for _, program := range []string{"/bin/bash", "/bin/sleep", "/bin/cat"} {
 		files[program] = program
 		out, err := exec.CommandContext(t.Context(), "ldd", program).CombinedOutput()
@@ -369,22 +451,4 @@ func shell(t *testing.T) map[string]string {
 		}
 	}
 	return files
-}
-
-// installCRDs installs our kinds as users do.
-func installCRDs(t *testing.T, cfg *rest.Config) {
-	t.Helper()
-	crds := newDynamic(t, cfg).Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
-	files, err := filepath.Glob("../../../api/crds/*.yaml")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no CRDs: %v", err)
-	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		must(t, err)
-		crd := &unstructured.Unstructured{}
-		must(t, yaml.Unmarshal(text, &crd.Object))
-		_, err = crds.Create(t.Context(), crd, metav1.CreateOptions{})
-		must(t, err)
-	}
 }

@@ -33,7 +33,7 @@ func DoctorCommand(a *app.App) *cobra.Command {
 			}
 			return err
 		}
-		return printChecks(a, checks(cmd.Context(), a, cfg))
+		return a.PrintChecks(checks(cmd.Context(), a, cfg))
 	})
 }
 
@@ -91,34 +91,4 @@ func checks(ctx context.Context, a *app.App, cfg *config.Resolved) []adminclient
 	return append(checks, adminclient.Check{
 		Name: "server", State: adminclient.CheckFailed, Detail: app.Message(err), Remedy: "see its log, " + cfg.LogFile(),
 	})
-}
-
-func printChecks(a *app.App, checks []adminclient.Check) error {
-	failed := 0
-	for _, c := range checks {
-		if c.State == adminclient.CheckFailed {
-			failed++
-		}
-	}
-	if a.JSON {
-		if err := a.PrintJSON(checks); err != nil {
-			return err
-		}
-	} else {
-		tab := terminal.NewTable("CHECK", "STATE", "DETAIL")
-		tab.Colour = a.StateColours(1)
-		for _, c := range checks {
-			detail := c.Detail
-			if c.Remedy != "" {
-				detail += "; " + c.Remedy
-			}
-			tab.Add(c.Name, c.State, detail)
-		}
-		tab.Write(a.Stdout)
-	}
-	if failed > 0 {
-		fmt.Fprintf(a.Stderr, "barchan: %d of %d checks failed\n", failed, len(checks))
-		return app.ExitCode(app.CodeError)
-	}
-	return nil
 }

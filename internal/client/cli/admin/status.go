@@ -3,7 +3,11 @@ package admin
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"maps"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
@@ -18,11 +23,56 @@ import (
 
 // StatusCommand returns `barchan status`.
 func StatusCommand(a *app.App) *cobra.Command {
+	local := show(a, (*adminclient.Client).Status, printStatus)
 	return a.JSONFlag(&cobra.Command{
 		Use:   "status",
 		Short: "Show the state of the server",
-		RunE:  show(a, (*adminclient.Client).Status, printStatus),
+		Long:  "Show the state of this machine's server; with --api-url, whether another is ready. The exit code is 1 if it is not.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if a.APIURL != "" {
+				return remoteStatus(cmd.Context(), a)
+			}
+			return local(cmd, args)
+		},
 	})
+}
+
+const (
+	// maxReadiness bounds the response of a server's readiness, in bytes.
+	maxReadiness     = 64 << 10
+	readinessTimeout = 10 * time.Second
+)
+
+// remoteStatus prints what a server responds about its readiness, which needs no key.
+func remoteStatus(ctx context.Context, a *app.App) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(a.APIURL, "/")+"/readyz", http.NoBody)
+	if err != nil {
+		return fmt.Errorf("--api-url: %w: %w", err, errs.ErrInvalid)
+	}
+	resp, err := (&http.Client{Transport: app.NewTransport(), Timeout: readinessTimeout}).Do(req)
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, errs.ErrUnavailable)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var state struct {
+		Ready    bool              `json:"ready"`
+		Phase    string            `json:"phase,omitempty"`
+		Degraded map[string]string `json:"degraded,omitempty"`
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxReadiness)).Decode(&state); err != nil {
+		return fmt.Errorf("%s is no server of Barchan: %s: %w: %w", a.APIURL, resp.Status, err, errs.ErrInvalid)
+	}
+	if !state.Ready {
+		return fmt.Errorf("%s is not ready (phase %q): %w", a.APIURL, state.Phase, errs.ErrUnavailable)
+	}
+	if a.JSON {
+		return a.PrintJSON(state)
+	}
+	fmt.Fprintf(a.Stdout, "%-12s ready\n", "State")
+	for _, name := range slices.Sorted(maps.Keys(state.Degraded)) {
+		a.Field(12, "Degraded", name+": "+state.Degraded[name])
+	}
+	return nil
 }
 
 // show returns the work of a command that prints one thing of the local server: with write, or as JSON.

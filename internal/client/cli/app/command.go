@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/portable"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 )
 
@@ -135,4 +136,10 @@ func missing(cmd *cobra.Command, word string) error {
 func (a *App) JSONFlag(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().BoolVar(&a.JSON, "json", false, "print JSON")
 	return cmd
+}
+
+// RegistryFlags adds the flags of a command that uses a registry.
+func RegistryFlags(cmd *cobra.Command, access *portable.Access) {
+	cmd.Flags().BoolVar(&access.PlainHTTP, "plain-http", false, "the registry has no TLS")
+	cmd.Flags().StringVar(&access.CAFile, "ca-file", "", "PEM `file` with the authority of the registry's certificate, beside the system's")
 }

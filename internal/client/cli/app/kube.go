@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -21,10 +20,8 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 )
-
-// FieldManager names this program's writes to the Kubernetes API.
-const FieldManager = "barchan"
 
 // The resources of the API that commands use.
 var (
@@ -110,7 +107,7 @@ func (s *Scope) List() string {
 func List[T any](ctx context.Context, k *Kube, r schema.GroupVersionResource, namespace string) ([]T, error) {
 	list, err := k.Client.Resource(r).Namespace(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil, KubeError(err)
+		return nil, kubeobjects.Error(err)
 	}
 	out := make([]T, len(list.Items))
 	for i := range list.Items {
@@ -126,7 +123,7 @@ func Get[T any](ctx context.Context, k *Kube, r schema.GroupVersionResource, nam
 	u, err := k.Client.Resource(r).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		var none T
-		return none, KubeError(err)
+		return none, kubeobjects.Error(err)
 	}
 	return Decode[T](u)
 }
@@ -139,15 +136,15 @@ func (k *Kube) Create(ctx context.Context, r schema.GroupVersionResource, object
 	}
 	delete(content, "status")
 	_, err = k.Client.Resource(r).Namespace(object.GetNamespace()).
-		Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{FieldManager: FieldManager})
-	return KubeError(err)
+		Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{FieldManager: kubeobjects.FieldManager})
+	return kubeobjects.Error(err)
 }
 
 // ShowObject prints one object as YAML or JSON.
 func (a *App) ShowObject(ctx context.Context, k *Kube, r schema.GroupVersionResource, namespace, name string) error {
 	u, err := k.Client.Resource(r).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return KubeError(err)
+		return kubeobjects.Error(err)
 	}
 	u.SetManagedFields(nil)
 	if a.JSON {
@@ -168,23 +165,6 @@ func Decode[T any](u *unstructured.Unstructured) (T, error) {
 		return v, fmt.Errorf("read %s %s: %w", u.GetKind(), u.GetName(), err)
 	}
 	return v, nil
-}
-
-// KubeError gives an error of the API its kind; the message stays.
-func KubeError(err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case apierrors.IsNotFound(err):
-		return errs.Public(errs.ErrNotFound, err.Error())
-	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-		return errs.Public(errs.ErrConflict, err.Error())
-	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
-		return errs.Public(errs.ErrInvalid, err.Error())
-	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		return errs.Public(errs.ErrForbidden, err.Error())
-	}
-	return fmt.Errorf("kubernetes API: %w", err)
 }
 
 // ObjectCommand completes a command on one object of a namespace, by its ID or name.
@@ -215,7 +195,7 @@ func (a *App) RemoveObjects(ctx context.Context, of Kind, namespace string, text
 		return a.Each(texts, func(text string) (string, error) {
 			name, err := k.nameOf(ctx, of, namespace, text)
 			if err == nil {
-				err = KubeError(k.Client.Resource(of.GroupVersionResource).Namespace(namespace).Delete(ctx, name, metav1.DeleteOptions{}))
+				err = kubeobjects.Error(k.Client.Resource(of.GroupVersionResource).Namespace(namespace).Delete(ctx, name, metav1.DeleteOptions{}))
 			}
 			return text, of.Missing(err, namespace, text)
 		})

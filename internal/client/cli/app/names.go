@@ -17,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
@@ -135,7 +136,7 @@ func (k *Kube) nameOf(ctx context.Context, of Kind, namespace, text string) (str
 	}
 	list, err := k.Client.Resource(of.GroupVersionResource).Namespace(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", KubeError(err)
+		return "", kubeobjects.Error(err)
 	}
 	for i := range list.Items {
 		if of.ID(&list.Items[i]) == text {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 )
 
@@ -84,4 +85,35 @@ func (a *App) Result(v any, text string) error {
 	}
 	_, err := fmt.Fprintln(a.Stdout, text)
 	return err
+}
+
+// PrintChecks prints the results of checks. It ends the program with an error if one has failed.
+func (a *App) PrintChecks(checks []adminclient.Check) error {
+	failed := 0
+	for _, c := range checks {
+		if c.State == adminclient.CheckFailed {
+			failed++
+		}
+	}
+	if a.JSON {
+		if err := a.PrintJSON(checks); err != nil {
+			return err
+		}
+	} else {
+		tab := terminal.NewTable("CHECK", "STATE", "DETAIL")
+		tab.Colour = a.StateColours(1)
+		for _, c := range checks {
+			detail := c.Detail
+			if c.Remedy != "" {
+				detail += "; " + c.Remedy
+			}
+			tab.Add(c.Name, c.State, detail)
+		}
+		tab.Write(a.Stdout)
+	}
+	if failed > 0 {
+		fmt.Fprintf(a.Stderr, "barchan: %d of %d checks failed\n", failed, len(checks))
+		return ExitCode(CodeError)
+	}
+	return nil
 }

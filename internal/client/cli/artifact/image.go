@@ -76,7 +76,7 @@ func imagePullCommand(a *app.App) *cobra.Command {
 			"password, where --username is not given.",
 		Example: "  barchan image pull docker.io/library/debian:stable-slim\n  barchan image pull registry.example.com/team/app:1 --ca-file ca.pem",
 	}
-	registryFlags(cmd, &access)
+	app.RegistryFlags(cmd, &access)
 	cmd.Flags().StringVar(&access.Username, "username", "", "user of the registry; the password is prompted for")
 	cmd.Flags().BoolVar(&passwordStdin, "password-stdin", false, "read the password from standard input")
 	a.JSONFlag(cmd)

@@ -35,7 +35,7 @@ func snapshotExportCommand(a *app.App) *cobra.Command {
 	s.Flags(cmd, false)
 	cmd.Flags().BoolVar(&req.WithoutImage, "without-image", false, "leave out the base image; the importing server must have it")
 	cmd.Flags().BoolVar(&req.AllowSecrets, "allow-secrets", false, "also a snapshot that holds the variables of a claim")
-	registryFlags(cmd, &access)
+	app.RegistryFlags(cmd, &access)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var to portable.Place
 		inRegistry := strings.HasPrefix(args[1], portable.Scheme)
@@ -67,11 +67,6 @@ func snapshotExportCommand(a *app.App) *cobra.Command {
 		})
 	}
 	return cmd
-}
-
-func registryFlags(cmd *cobra.Command, access *portable.Access) {
-	cmd.Flags().BoolVar(&access.PlainHTTP, "plain-http", false, "the registry has no TLS")
-	cmd.Flags().StringVar(&access.CAFile, "ca-file", "", "PEM `file` with the authority of the registry's certificate, beside the system's")
 }
 
 // exported requests an export from the server, and shows the progress.
@@ -140,7 +135,7 @@ func snapshotImportCommand(a *app.App) *cobra.Command {
 	}
 	s.Flags(cmd, false)
 	cmd.Flags().StringVar(&req.Name, "name", "", "name of the snapshot here (default the one that it was exported under)")
-	registryFlags(cmd, &access)
+	app.RegistryFlags(cmd, &access)
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		req.Namespace = s.Namespace

@@ -1,17 +1,13 @@
 package resources
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
-	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 )
@@ -40,7 +36,7 @@ func keyCreateCommand(a *app.App) *cobra.Command {
 		if expires < 0 {
 			return app.Usage(cmd, fmt.Errorf("--expires: %s is in the past", expires))
 		}
-		text, object := newKey()
+		text, object := app.NewKey()
 		object.Namespace, object.Spec.Description = s.Namespace, description
 		if len(args) == 1 {
 			object.Name = args[0]
@@ -53,7 +49,7 @@ func keyCreateCommand(a *app.App) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if err := createKey(cmd.Context(), k, object); err != nil {
+		if err := app.CreateKey(cmd.Context(), k, object); err != nil {
 			return err
 		}
 		if a.JSON {
@@ -64,29 +60,6 @@ func keyCreateCommand(a *app.App) *cobra.Command {
 		return nil
 	}
 	return cmd
-}
-
-// newKey returns a key and the object with its hash.
-func newKey() (string, *barchan.APIKey) {
-	text := barchan.NewKeySecret()
-	spec := barchan.NewAPIKeySpec(text, "")
-	return text, &barchan.APIKey{
-		TypeMeta:   metav1.TypeMeta{APIVersion: barchan.GroupVersion.String(), Kind: "APIKey"},
-		ObjectMeta: metav1.ObjectMeta{Name: "key-" + spec.SHA256[:8]},
-		Spec:       spec,
-	}
-}
-
-// createKey creates a key, and its namespace if that is new.
-func createKey(ctx context.Context, k *app.Kube, key *barchan.APIKey) error {
-	space := &corev1.Namespace{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
-		ObjectMeta: metav1.ObjectMeta{Name: key.Namespace},
-	}
-	if err := k.Create(ctx, app.NamespacesResource, space); err != nil && !errors.Is(err, errs.ErrConflict) {
-		return err
-	}
-	return k.Create(ctx, app.KeysResource, key)
 }
 
 func keyLsCommand(a *app.App) *cobra.Command {

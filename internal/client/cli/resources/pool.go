@@ -28,6 +28,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
+	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 )
 
 const (
@@ -206,7 +207,7 @@ func showMembers(ctx context.Context, a *app.App, k *app.Kube, p *extensions.San
 		LabelSelector: labels.Set{agents.LabelWarmPoolSandbox: string(p.UID)}.String(),
 	})
 	if err != nil || len(list.Items) == 0 {
-		return app.KubeError(err)
+		return kubeobjects.Error(err)
 	}
 	fmt.Fprintln(a.Stdout)
 	tab := terminal.NewTable("MEMBER", "PHASE", "REVISION", "NODE", "AGE")
@@ -314,7 +315,7 @@ func watchPool(ctx context.Context, a *app.App, k *app.Kube, p extensions.Sandbo
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", p.Name).String(), ResourceVersion: p.ResourceVersion,
 	})
 	if err != nil {
-		return app.KubeError(err)
+		return kubeobjects.Error(err)
 	}
 	defer w.Stop()
 	for event := range w.ResultChan() {
@@ -379,9 +380,9 @@ func poolScaleCommand(a *app.App) *cobra.Command {
 			return fmt.Errorf("encode count: %w", err)
 		}
 		_, err = k.Client.Resource(app.PoolsResource).Namespace(s.Namespace).
-			Patch(ctx, p.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: app.FieldManager}, "scale")
+			Patch(ctx, p.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: kubeobjects.FieldManager}, "scale")
 		if err != nil {
-			return app.KubeError(err)
+			return kubeobjects.Error(err)
 		}
 		fmt.Fprintf(a.Stdout, "%s scaled to %d\n", p.Name, count)
 		return w.until(ctx, a, k, s.Namespace, p.Name)

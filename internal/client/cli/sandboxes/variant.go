@@ -15,6 +15,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
@@ -99,7 +100,7 @@ func createVariant(ctx context.Context, a *app.App, t *app.Server, n restclient.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killWithin)
 		defer cancel()
 		if e := k.Client.Resource(app.TemplatesResource).Namespace(namespace).Delete(ctx, own.Name, metav1.DeleteOptions{}); e != nil {
-			fmt.Fprintf(a.Stderr, "barchan: template %s/%s could not be removed: %v\n", namespace, own.Name, app.KubeError(e))
+			fmt.Fprintf(a.Stderr, "barchan: template %s/%s could not be removed: %v\n", namespace, own.Name, kubeobjects.Error(e))
 		}
 	}()
 	n.TemplateID = own.Name

@@ -89,9 +89,13 @@ func names(pods []*corev1.Pod) string {
 	return strings.Join(all, ", ")
 }
 
-// prepared reports whether the agent of the Pod's running container has accepted the sandbox's token.
+// prepared reports whether the agent of the Pod's running container has accepted the sandbox's token. A Pod that agent-sandbox made,
+// before its cluster was taken over, has no agent to wait for.
 func prepared(s *agents.Sandbox, pod *corev1.Pod) bool {
 	start := startOf(pod)
+	if _, ours := pod.Labels[sandbox.LabelID]; !ours {
+		return !start.IsZero()
+	}
 	return !start.IsZero() && s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil && s.Status.Barchan.StartedAt.Time.Equal(start)
 }
 

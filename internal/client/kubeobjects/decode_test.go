@@ -1,12 +1,12 @@
-package resources
+package kubeobjects
 
 import (
 	"strings"
 	"testing"
 )
 
-func TestDecodeObjects(t *testing.T) {
-	got, err := decodeObjects(strings.NewReader(`
+func TestDecode(t *testing.T) {
+	got, err := Decode(strings.NewReader(`
 apiVersion: v1
 kind: List
 items:
@@ -27,7 +27,7 @@ items:
 		"- a":    "document 1: ",
 		`{"a":1`: "document 1: ",
 	} {
-		if _, err := decodeObjects(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Decode(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}

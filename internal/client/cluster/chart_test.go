@@ -1,0 +1,192 @@
+package cluster
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+var release = Release{Namespace: "sandboxes", Version: "v1.2.3"}
+
+func images() Values { return Values{"image": "r.test/barchan:1", "agentImage": "r.test/agent:1"} }
+
+func render(t *testing.T, values Values) []*unstructured.Unstructured {
+	t.Helper()
+	list, err := Render(release, Merge(images(), values))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func find(list []*unstructured.Unstructured, kind, name string) *unstructured.Unstructured {
+	i := slices.IndexFunc(list, func(u *unstructured.Unstructured) bool { return u.GetKind() == kind && u.GetName() == name })
+	if i < 0 {
+		return nil
+	}
+	return list[i]
+}
+
+func deployment(t *testing.T, list []*unstructured.Unstructured, name string) *appsv1.Deployment {
+	t.Helper()
+	u := find(list, kindDeployment, name)
+	if u == nil {
+		t.Fatalf("no Deployment %s", name)
+	}
+	d := &appsv1.Deployment{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(u.Object, d, true); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestRender(t *testing.T) {
+	list := render(t, Values{
+		"controller":  Values{"replicas": 3, "args": []any{"--log-level=debug"}, "nodeSelector": Values{"pool": "system"}},
+		"sandbox":     Values{"runtimeClass": "gvisor", "imageVolumes": true},
+		"tokenSecret": "mine", "imagePullSecrets": []any{Values{"name": "pull"}},
+	})
+	for i, u := range list {
+		if (u.GetKind() == kindCRD) != (i < 7) {
+			t.Errorf("object %d is a %s, want the seven definitions first", i, u.GetKind())
+		}
+		if ns := u.GetNamespace(); ns != "" && ns != "sandboxes" {
+			t.Errorf("%s %s is in namespace %s", u.GetKind(), u.GetName(), ns)
+		}
+	}
+	checkController(t, deployment(t, list, "barchan-controller"))
+	for kind, name := range map[string]string{"Secret": TokenSecret, "Pod": "barchan-test"} { // another is named; it is a test of Helm's
+		if find(list, kind, name) != nil {
+			t.Errorf("it has the %s %s", kind, name)
+		}
+	}
+}
+
+func checkController(t *testing.T, d *appsv1.Deployment) {
+	t.Helper()
+	spec := d.Spec.Template.Spec
+	args := spec.Containers[0].Args
+	for _, want := range []string{"--runtime-class=gvisor", "--image-volumes", "--agent-image=r.test/agent:1", "--lease-namespace=sandboxes"} {
+		if !slices.Contains(args, want) {
+			t.Errorf("arguments %q lack %s", args, want)
+		}
+	}
+	if *d.Spec.Replicas != 3 || args[len(args)-1] != "--log-level=debug" || d.Labels["app.kubernetes.io/version"] != "1.2.3" {
+		t.Errorf("%d replicas, labels %v, arguments %q", *d.Spec.Replicas, d.Labels, args)
+	}
+	if spec.Containers[0].Image != "r.test/barchan:1" || spec.Volumes[1].Secret.SecretName != "mine" || spec.NodeSelector["pool"] != "system" || spec.ImagePullSecrets[0].Name != "pull" {
+		t.Errorf("Pod %+v", spec)
+	}
+}
+
+// TestRenderSwitches verifies what a value adds or leaves out.
+func TestRenderSwitches(t *testing.T) {
+	tests := map[string]struct {
+		give       Values
+		kind, name string
+		want       bool
+	}{
+		"definitions":     {kind: kindCRD, name: "sandboxes.agents.x-k8s.io", want: true},
+		"no definitions":  {give: Values{"crds": false}, kind: kindCRD, name: "sandboxes.agents.x-k8s.io"},
+		"own secret":      {kind: "Secret", name: TokenSecret, want: true},
+		"no autoscaling":  {kind: "HorizontalPodAutoscaler", name: "barchan-replica"},
+		"autoscaling":     {give: Values{"replica": Values{"autoscaling": Values{"enabled": true}}}, kind: "HorizontalPodAutoscaler", name: "barchan-replica", want: true},
+		"tenants":         {kind: "ValidatingAdmissionPolicy", name: "barchan-tenants", want: true},
+		"no tenants":      {give: Values{"tenantLabel": false}, kind: "ValidatingAdmissionPolicy", name: "barchan-tenants"},
+		"flow control":    {kind: "FlowSchema", name: "barchan", want: true},
+		"no flow control": {give: Values{"flowControl": false}, kind: "PriorityLevelConfiguration", name: "barchan"},
+		"monitoring":      {give: Values{"podMonitor": Values{"enabled": true}}, kind: "PodMonitor", name: "barchan", want: true},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := find(render(t, tt.give), tt.kind, tt.name) != nil; got != tt.want {
+				t.Errorf("%s %s: %v, want %v", tt.kind, tt.name, got, tt.want)
+			}
+		})
+	}
+	scaled := deployment(t, render(t, Values{"replica": Values{"autoscaling": Values{"enabled": true}}}), "barchan-replica")
+	if scaled.Spec.Replicas != nil {
+		t.Error("a number of replicas beside the autoscaler's")
+	}
+}
+
+func TestRenderRefuses(t *testing.T) {
+	tests := map[string]struct {
+		give Values
+		want string
+	}{
+		"no image":     {Values{"agentImage": "a"}, "set image to"},
+		"no agent":     {Values{"image": "a"}, "set agentImage to"},
+		"misspelt":     {Merge(images(), Values{"images": "a"}), "value images"},
+		"misspelt in":  {Merge(images(), Values{"replica": Values{"autoscaling": Values{"enable": true}}}), "value replica.autoscaling.enable"},
+		"not a map":    {Merge(images(), Values{"replica": 3}), "value replica"},
+		"not a number": {Merge(images(), Values{"replica": Values{"replicas": "many: {"}}), "templates/replica.yaml"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := Render(release, tt.give); !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v, want an ErrInvalid with %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestMerge(t *testing.T) {
+	base := Values{"a": Values{"b": 1, "c": 2}, "d": 3}
+	got := Merge(base, Values{"a": Values{"c": 4}, "e": 5})
+	text, err := yaml.Marshal(got)
+	if err != nil || string(text) != "a:\n  b: 1\n  c: 4\nd: 3\ne: 5\n" {
+		t.Errorf("%s, %v", text, err)
+	}
+	if inner := base["a"].(Values); inner["c"] != 2 {
+		t.Error("it changed what it was given")
+	}
+}
+
+func TestSemantic(t *testing.T) {
+	for give, want := range map[string]string{
+		"": "0.0.0", "v1.2.3": "1.2.3", "1.2.3-4-gabc-dirty": "1.2.3-4-gabc-dirty", "ce71da9": "0.0.0-ce71da9", "(devel)": "0.0.0-devel",
+	} {
+		if got := semantic(give); got != want {
+			t.Errorf("%q: %q, want %q", give, got, want)
+		}
+	}
+}
+
+func TestWriteChart(t *testing.T) {
+	var archives [2][]byte
+	for i := range archives {
+		file, err := WriteChart("v1.2.3", t.TempDir())
+		if err != nil || filepath.Base(file) != "barchan-1.2.3.tgz" {
+			t.Fatalf("%s, %v", file, err)
+		}
+		if archives[i], err = os.ReadFile(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if string(archives[0]) != string(archives[1]) {
+		t.Error("two archives of one version differ")
+	}
+	if _, err := WriteChart("v1.2.3", filepath.Join(t.TempDir(), "none")); err == nil {
+		t.Error("written into a directory that is not there")
+	}
+}
+
+func TestUnion(t *testing.T) {
+	a, b, c := reference{Kind: "A"}, reference{Kind: "B"}, reference{Kind: "C"}
+	if got := union([]reference{a, b}, []reference{b, c}); !slices.Equal(got, []reference{b, c, a}) {
+		t.Errorf("%v", got)
+	}
+}

@@ -1,0 +1,106 @@
+package cluster
+
+import (
+	"bytes"
+	"reflect"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
+	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
+)
+
+// TestHelm has the real Helm install, upgrade, roll back and uninstall the chart, on a control plane without a node.
+func TestHelm(t *testing.T) {
+	b := &barchan{T: t, bin: build(t)}
+	b.Cluster = kubecluster.Start(t, kubecluster.Config{})
+	chart := strings.TrimSpace(b.cluster("chart", t.TempDir()))
+	set := "image=r.test/barchan:1,agentImage=r.test/agent:1"
+	b.sameObjects(chart, set+",tokenSecret=mine,replica.autoscaling.enabled=true,podMonitor.enabled=true,sandbox.runtimeClass=gvisor")
+
+	b.helm("install", "barchan", chart, "--namespace", system, "--create-namespace", "--set", set)
+	secret := func() string {
+		return b.kubectl("get", "secret", "-n", system, "barchan-token", "-o", "jsonpath={.data.token-secret}")
+	}
+	replicas := func() string {
+		return b.kubectl("get", "deployment", "-n", system, "barchan-replica", "-o", "jsonpath={.spec.replicas}")
+	}
+	before := secret()
+	if len(before) != 44 { // 32 bytes in base64
+		t.Errorf("the token's secret has %d characters", len(before))
+	}
+	if out, err := b.tryCluster("install", "--set", set); err == nil || !strings.Contains(out, "belongs to the Helm release barchan of namespace "+system) {
+		t.Errorf("barchan cluster install over Helm's: %v\n%s", err, out)
+	}
+	b.helm("upgrade", "barchan", chart, "--namespace", system, "--set", set+",replica.replicas=3")
+	if got := replicas(); got != "3" {
+		t.Errorf("%s replicas after the upgrade", got)
+	}
+	b.helm("rollback", "barchan", "1", "--namespace", system)
+	if got := replicas(); got != "2" {
+		t.Errorf("%s replicas after the rollback", got)
+	}
+	b.helm("uninstall", "barchan", "--namespace", system)
+	if got := b.kubectl("get", "deployments", "-n", system, "-o", "name"); got != "" {
+		t.Errorf("left: %s", got)
+	}
+	if secret() != before {
+		t.Error("upgrade, rollback or uninstallation changed the token's secret")
+	}
+	b.kubectl("get", "crd", "sandboxes.agents.x-k8s.io", "sandboxtemplates.extensions.agents.x-k8s.io")
+	// Helm takes up what it has kept.
+	b.helm("install", "barchan", chart, "--namespace", system, "--set", set)
+	if secret() != before {
+		t.Error("a second installation changed the token's secret")
+	}
+}
+
+func (b *barchan) helm(args ...string) []byte {
+	b.Helper()
+	cmd := b.Command(b.Context(), kubecluster.FindProgram(b, "helm"), args...)
+	home := b.TempDir()
+	cmd.Env = append(cmd.Env, "HOME="+home, "XDG_CACHE_HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home)
+	var messages bytes.Buffer
+	cmd.Stderr = &messages
+	out, err := cmd.Output()
+	if err != nil {
+		b.Fatalf("helm %s: %v\n%s%s", strings.Join(args, " "), err, out, messages.Bytes())
+	}
+	return out
+}
+
+// sameObjects verifies that our program renders the chart as Helm does.
+func (b *barchan) sameObjects(chart, set string) {
+	b.Helper()
+	theirs := b.decode(b.helm("template", "barchan", chart, "--namespace", system, "--no-hooks", "--set", set))
+	ours := b.decode([]byte(b.cluster("manifests", "--set", set)))
+	for id, u := range theirs {
+		if !reflect.DeepEqual(ours[id], u) {
+			b.Errorf("%s is\n%v\nand by Helm\n%v", id, ours[id], u)
+		}
+		delete(ours, id)
+	}
+	for id := range ours {
+		b.Errorf("Helm has no %s", id)
+	}
+	if len(theirs) < 20 {
+		b.Errorf("Helm has %d objects", len(theirs))
+	}
+}
+
+// decode returns objects without the label of who has rendered them.
+func (b *barchan) decode(text []byte) map[string]*unstructured.Unstructured {
+	b.Helper()
+	text = bytes.ReplaceAll(text, []byte("app.kubernetes.io/managed-by: Helm"), []byte("app.kubernetes.io/managed-by: barchan"))
+	list, err := kubeobjects.Decode(bytes.NewReader(text))
+	if err != nil {
+		b.Fatalf("%v in\n%s", err, text)
+	}
+	objects := map[string]*unstructured.Unstructured{}
+	for _, u := range list {
+		objects[kubeobjects.ID(u)] = u
+	}
+	return objects
+}
