@@ -69,6 +69,7 @@ await sbx.kill()
 	t.Run("upstream's manifest", func(t *testing.T) { b.in(t).plainSandbox() })
 	t.Run("pool and claim", func(t *testing.T) { b.in(t).pool() })
 	t.Run("leader", func(t *testing.T) { b.in(t).anotherLeader() })
+	t.Run("two replicas", func(t *testing.T) { b.in(t).twoReplicas() })
 	t.Run("stranger", func(t *testing.T) { b.in(t).stranger() })
 	t.Run("policies", func(t *testing.T) { b.in(t).policies() })
 	t.Run("upgrade", func(t *testing.T) { b.in(t).upgrade() })
@@ -243,6 +244,33 @@ spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name
 	b.kubectl("delete", "sandbox", "later", "--timeout=60s")
 }
 
+// twoReplicas claims warm sandboxes at one replica, and uses each at once through the other.
+func (b *barchan) twoReplicas() {
+	urls := b.replicas()
+	if len(urls) != 2 {
+		b.Fatalf("ready replicas: %v", urls)
+	}
+	b.apply(`
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxWarmPool
+metadata: {name: base, namespace: default}
+spec: {replicas: 4, sandboxTemplateRef: {name: base}, barchan: {templateNamespace: ` + system + `}}
+`)
+	b.kubectl("wait", "--for=jsonpath={.status.readyReplicas}=4", "--timeout=60s", "sandboxwarmpool/base")
+	out := b.sdkAt(urls[0], urls[1], `
+import { Sandbox } from 'e2b'
+for (let i = 0; i < 4; i++) {
+  const sbx = await Sandbox.create()
+  console.log((await sbx.commands.run('echo used')).stdout.trim())
+  await sbx.kill()
+}
+`)
+	if out != strings.Repeat("used\n", 4) {
+		b.Errorf("the SDK printed %q", out)
+	}
+	b.kubectl("delete", "sandboxwarmpool", "base", "--timeout=60s")
+}
+
 // stranger has the route of a sandbox lead to the Pod of another, as where the network gives away an address before the
 // gateway knows. No controller runs meanwhile, for it would correct the status.
 func (b *barchan) stranger() {
@@ -255,7 +283,7 @@ spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name
 `)
 	}
 	b.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "sandbox/one", "sandbox/two")
-	url := b.replica()
+	url := b.replicas()[0]
 	get := func(path string) string {
 		out, err := b.Command(b.Context(), "curl", "-sS", "--max-time", "30", url+path).CombinedOutput()
 		if err != nil {
@@ -376,13 +404,19 @@ func (b *barchan) purge() {
 // sdk runs a program with the unmodified E2B SDK in the cluster's network.
 func (b *barchan) sdk(program string) string {
 	b.Helper()
+	url := b.replicas()[0]
+	return b.sdkAt(url, url, program)
+}
+
+// sdkAt has the program use one replica's REST API, and reach sandboxes through another.
+func (b *barchan) sdkAt(api, gateway, program string) string {
+	b.Helper()
 	dir := npm.Package(b, "e2b@2.51.0")
 	file := filepath.Join(b.TempDir(), "program.mjs")
 	must(b.T, os.WriteFile(file, []byte(program), 0o600))
 	must(b.T, os.Symlink(filepath.Join(dir, "node_modules"), filepath.Join(filepath.Dir(file), "node_modules")))
-	url := b.replica()
 	cmd := b.Command(b.Context(), "node", file)
-	cmd.Env = append(os.Environ(), "E2B_API_KEY="+b.key, "E2B_API_URL="+url, "E2B_SANDBOX_URL="+url)
+	cmd.Env = append(os.Environ(), "E2B_API_KEY="+b.key, "E2B_API_URL="+api, "E2B_SANDBOX_URL="+gateway)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		b.Fatalf("the SDK: %v\n%s", err, out)
@@ -390,12 +424,17 @@ func (b *barchan) sdk(program string) string {
 	return string(out)
 }
 
-// replica returns the URL of a ready replica, to which the Service leads.
-func (b *barchan) replica() string {
+// replicas returns the URLs of ready replicas, to which the Service leads.
+func (b *barchan) replicas() (urls []string) {
 	b.Helper()
-	ip := b.kubectl("get", "endpointslices", "-n", system, "-l", "kubernetes.io/service-name=barchan", "-o", "jsonpath={.items[0].endpoints[?(@.conditions.ready==true)].addresses[0]}")
-	ip, _, _ = strings.Cut(ip, " ")
-	return "http://" + net.JoinHostPort(ip, "7700") // there is no kube-proxy
+	ips := b.kubectl("get", "endpointslices", "-n", system, "-l", "kubernetes.io/service-name=barchan", "-o", "jsonpath={.items[0].endpoints[?(@.conditions.ready==true)].addresses[0]}")
+	for ip := range strings.FieldsSeq(ips) {
+		urls = append(urls, "http://"+net.JoinHostPort(ip, "7700")) // there is no kube-proxy
+	}
+	if len(urls) == 0 {
+		b.Fatal("no replica is ready")
+	}
+	return urls
 }
 
 func (b *barchan) kubectl(args ...string) string {

@@ -26,8 +26,8 @@ func Command(a *app.App) *cobra.Command {
 	t := &target{App: a}
 	cmd := app.NounCommand("cluster", "Barchan on a Kubernetes cluster",
 		installCommand(t), statusCommand(t), doctorCommand(t), purgeCommand(t), imagesCommand(t), manifestsCommand(t), valuesCommand(t), chartCommand(t))
-	cmd.Long = "Install Barchan on a Kubernetes cluster, where every sandbox is a Pod. The cluster is that of --kubeconfig, of $KUBECONFIG, or\n" +
-		"of ~/.kube/config."
+	cmd.Long = "Install Barchan on a Kubernetes cluster, where every sandbox is a Pod. The cluster is that of --kubeconfig,\n" +
+		"of $KUBECONFIG, or of ~/.kube/config."
 	f := cmd.PersistentFlags()
 	f.StringVar(&t.context, "context", "", "context of the kubeconfig (default its current one)")
 	f.StringVar(&t.namespace, "system-namespace", cluster.DefaultNamespace, "namespace of controllers and replicas")
@@ -110,7 +110,8 @@ func doctorCommand(t *target) *cobra.Command {
 	return t.JSONFlag(&cobra.Command{
 		Use:   "doctor",
 		Short: "Check a cluster, and the installation if there is one",
-		Long:  "Check whether a cluster can run Barchan, and the installation if there is one. The exit code is 1 if something must be done.",
+		Long: "Check whether a cluster can run Barchan, and the installation if there is one. The exit code is 1 if something\n" +
+			"must be done.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.with(func(c *cluster.Cluster) error { return t.PrintChecks(c.Doctor(cmd.Context())) })
 		},
@@ -162,9 +163,9 @@ func manifestsCommand(t *target) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "manifests",
 		Short: "Print the objects that an installation has",
-		Long: "Print the objects that an installation has, as YAML for kubectl or a repository. They do not have the namespace, nor the\n" +
-			"Secret barchan-token with 32 random bytes under the key token-secret, which must be there.",
-		Example: "  barchan cluster manifests --set image=registry.example.com/barchan:1,agentImage=registry.example.com/barchan-agent:1 >barchan.yaml",
+		Long: "Print the objects that an installation has, as YAML for kubectl or a repository. They do not have the namespace,\n" +
+			"nor the Secret barchan-token with 32 random bytes under the key token-secret, which must be there.",
+		Example: "  barchan cluster images registry.example.com/team >images.yaml\n  barchan cluster manifests -f images.yaml >barchan.yaml",
 	}
 	v.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -30,7 +30,7 @@ type registry struct {
 }
 
 func (r *registry) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&r.from, "from", "", "`directory` with the programs of each architecture, as `make images` makes it (default this program's own architecture)")
+	cmd.Flags().StringVar(&r.from, "from", "", "`directory` that 'make images' filled (default: this program and its agent)")
 	cmd.Flags().StringVar(&r.tag, "tag", "", "tag of the images (default this program's version)")
 	app.RegistryFlags(cmd, &r.access)
 }
@@ -40,8 +40,8 @@ func imagesCommand(t *target) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "images REGISTRY",
 		Short: "Make the images of an installation, and push them to a registry",
-		Long: "Make the images barchan and barchan-agent of this program and its agent, and push them to a registry. No container\n" +
-			"runtime is needed. The names of the images by digest are printed as values of an installation.",
+		Long: "Make the images barchan and barchan-agent of this program and its agent, and push them to a registry. No\n" +
+			"container runtime is needed. The names of the images by digest are printed as values of an installation.",
 		Example: "  barchan cluster images registry.example.com/team",
 	}
 	r.flags(cmd)

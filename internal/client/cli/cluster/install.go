@@ -31,12 +31,12 @@ func installCommand(t *target) *cobra.Command {
 		Use:   "install",
 		Short: "Install Barchan on a cluster, or upgrade it",
 		Long: "Install Barchan on a cluster, or bring an installation to this program's version and other values. What an earlier\n" +
-			"installation was given stays, unless --reset-values. With --registry this program is the source of the images: it makes them and\n" +
+			"installation was given stays, unless --reset-values. With --registry this program makes the images of itself and\n" +
 			"pushes them there; else the values image and agentImage name them.\n\n" +
 			"A first installation makes the template base for all tenants, and a key of the REST API.",
 		Example: "  barchan cluster install --registry registry.example.com/team\n" +
 			"  barchan cluster install --registry registry.example.com/team --runtime-class gvisor --set replica.replicas=3\n" +
-			"  barchan cluster install --set image=registry.example.com/barchan:1 --set agentImage=registry.example.com/barchan-agent:1",
+			"  barchan cluster install -f images.yaml",
 	}
 	f := cmd.Flags()
 	f.StringVar(&r.prefix, "registry", "", "registry, and the path of repositories in it, for this program's images")
@@ -46,8 +46,8 @@ func installCommand(t *target) *cobra.Command {
 	f.BoolVar(&opt.TakeOver, "take-over", false, "stop agent-sandbox's controller, and own its definitions of kinds")
 	f.DurationVar(&opt.Timeout, "timeout", 5*time.Minute, "for which to wait until the roles are ready")
 	f.StringVar(&runtimeClass, "runtime-class", "", "RuntimeClass of sandboxes whose template names none, such as gvisor")
-	f.StringVar(&templateImage, "template-image", "docker.io/library/python:3.13", "image of the template base, which is made if the cluster has no template; empty: none")
-	f.StringVar(&tenant, "tenant", metav1.NamespaceDefault, "namespace that gets a key of the REST API, if it has none; empty: none")
+	f.StringVar(&templateImage, "template-image", "docker.io/library/python:3.13", "image of the template base, if there is none")
+	f.StringVar(&tenant, "tenant", metav1.NamespaceDefault, "namespace that gets a key of the REST API, if it has none")
 	t.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if opt.Timeout <= 0 {
@@ -153,7 +153,7 @@ func purgeCommand(t *target) *cobra.Command {
 	f := cmd.Flags()
 	f.BoolVar(&yes, "yes", false, "do it, although there are objects")
 	f.BoolVar(&opt.KeepObjects, "keep-objects", false, "keep sandboxes and all other objects, and the definitions of their kinds")
-	f.DurationVar(&opt.Timeout, "timeout", 2*time.Minute, "for which to wait for the objects of a kind to end, before their finalizers are removed")
+	f.DurationVar(&opt.Timeout, "timeout", 2*time.Minute, "for which to wait for objects to end, before their finalizers are removed")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return t.with(func(c *cluster.Cluster) error {
 			counts, err := c.Count(cmd.Context())
