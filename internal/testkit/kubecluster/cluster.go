@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
+	"syscall"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -311,17 +313,26 @@ func (c *Cluster) Namespace(t testing.TB, name string) {
 	})
 }
 
-// Listen listens on an address within the cluster's network namespace until the test ends, such as that of a registry on the node's loopback device.
-func (c *Cluster) Listen(t testing.TB, address string) net.Listener {
+// Listen listens within the cluster's network namespace, as the program of a Pod does. The address is numeric.
+func (c *Cluster) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	return c.ns.listen(ctx, network, address)
+}
+
+// Freeze stops a program of the control plane or of the node with SIGSTOP, such as kube-apiserver: its connections stay and
+// are not answered. resume lets it go on; the end of the test does too.
+func (c *Cluster) Freeze(t testing.TB, name string) (resume func()) {
 	t.Helper()
-	var l net.Listener
-	err := c.ns.inNetwork(func() (err error) {
-		l, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", address)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
+	for _, p := range c.programs {
+		if p.name != name {
+			continue
+		}
+		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatalf("freeze %s: %v", name, err)
+		}
+		resume = sync.OnceFunc(func() { _ = p.cmd.Process.Signal(syscall.SIGCONT) })
+		t.Cleanup(resume)
+		return resume
 	}
-	t.Cleanup(func() { _ = l.Close() })
-	return l
+	t.Fatalf("%s does not run", name)
+	return nil
 }

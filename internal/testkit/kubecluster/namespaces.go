@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"syscall"
 
@@ -93,16 +94,34 @@ func (n *namespaces) dial(ctx context.Context, network, address string) (conn ne
 	return conn, err
 }
 
-// inNetwork runs f on a thread in the network namespace alone.
-func (n *namespaces) inNetwork(f func() error) (err error) {
-	done := make(chan struct{})
-	onOwnThread(func() {
-		defer close(done)
-		if err = unix.Setns(int(n.files[unix.CLONE_NEWNET].Fd()), unix.CLONE_NEWNET); err == nil {
-			err = f()
-		}
+// listen listens within the network namespace.
+func (n *namespaces) listen(ctx context.Context, network, address string) (l net.Listener, err error) {
+	err = n.inNetwork(func() (err error) {
+		l, err = (&net.ListenConfig{}).Listen(ctx, network, address)
+		return err
 	})
-	<-done
+	return l, err
+}
+
+// inNetwork runs f on a thread in the network namespace; sockets that it makes stay there. The thread returns from the namespace
+// rather than end, because the kernel would kill programs that it has started.
+func (n *namespaces) inNetwork(f func() error) error {
+	runtime.LockOSThread()
+	own, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	defer func() { _ = own.Close() }()
+	if err := unix.Setns(int(n.files[unix.CLONE_NEWNET].Fd()), unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	err = f()
+	if back := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); back != nil {
+		panic(back) // goroutines would go on in the wrong namespace
+	}
+	runtime.UnlockOSThread()
 	return err
 }
 

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -71,6 +72,7 @@ await sbx.kill()
 	t.Run("leader", func(t *testing.T) { b.in(t).anotherLeader() })
 	t.Run("two replicas", func(t *testing.T) { b.in(t).twoReplicas() })
 	t.Run("stranger", func(t *testing.T) { b.in(t).stranger() })
+	t.Run("API server away", func(t *testing.T) { b.in(t).outage() })
 	t.Run("policies", func(t *testing.T) { b.in(t).policies() })
 	t.Run("upgrade", func(t *testing.T) { b.in(t).upgrade() })
 	b.checkRights()
@@ -87,7 +89,8 @@ func (b *barchan) in(t *testing.T) *barchan {
 func (b *barchan) registry() {
 	handler := registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)))
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
-	listener := b.Listen(b, registryAt)
+	listener, err := b.Listen(b.Context(), "tcp", registryAt)
+	must(b.T, err)
 	var served sync.WaitGroup
 	served.Go(func() { _ = server.Serve(listener) }) // until Close
 	b.Cleanup(func() {
@@ -321,6 +324,46 @@ spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name
 	b.kubectl("delete", "sandbox", "one", "two", "--timeout=60s")
 }
 
+// outage verifies that sandboxes are served while the API server does not answer, that new work is refused meanwhile, and that both
+// roles go on afterwards.
+func (b *barchan) outage() {
+	url := b.replicas()[0]
+	const away = 50 * time.Second // longer than what a replica of one machine allows
+	id := strings.TrimSpace(b.sdk("import { Sandbox } from 'e2b'\nconsole.log((await Sandbox.create({ timeoutMs: 600_000 })).sandboxId)"))
+	var traffic sync.WaitGroup
+	traffic.Go(func() {
+		out, err := b.trySDK(url, url, `
+import { Sandbox } from 'e2b'
+const sbx = await Sandbox.connect('`+id+`', { timeoutMs: 600_000 })
+const failed = []
+for (const end = Date.now() + `+strconv.FormatInt((away+20*time.Second).Milliseconds(), 10)+`; Date.now() < end; await new Promise(r => setTimeout(r, 200))) {
+  try { await sbx.commands.run('true') } catch (e) { failed.push(String(e)) }
+}
+console.log(failed.length, failed[0] ?? '')
+`)
+		if err != nil || strings.TrimSpace(out) != "0" {
+			b.Errorf("commands in a running sandbox: %v: %s", err, out)
+		}
+	})
+	time.Sleep(5 * time.Second) // traffic before the outage
+	resume := b.Freeze(b, "kube-apiserver")
+	time.Sleep(away) // an outage has no end to wait for
+	refused, _ := b.trySDK(url, url, "import { Sandbox } from 'e2b'\nawait Sandbox.create({ requestTimeoutMs: 30_000 })")
+	resume()
+	if !strings.Contains(refused, "503") {
+		b.Errorf("a create while the API server is away: %s", refused)
+	}
+	traffic.Wait()
+	eventually.NoError(b, "a create after the outage", func() error {
+		out, err := b.trySDK(url, url, "import { Sandbox } from 'e2b'\nconst s = await Sandbox.create(); await s.kill()")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+	b.sdk("import { Sandbox } from 'e2b'\nawait Sandbox.kill('" + id + "')")
+}
+
 // policies verifies that the accounts of the roles are held to what they need.
 func (b *barchan) policies() {
 	as := func(role string) string { return "--as=system:serviceaccount:" + system + ":barchan-" + role }
@@ -411,6 +454,15 @@ func (b *barchan) sdk(program string) string {
 // sdkAt has the program use one replica's REST API, and reach sandboxes through another.
 func (b *barchan) sdkAt(api, gateway, program string) string {
 	b.Helper()
+	out, err := b.trySDK(api, gateway, program)
+	if err != nil {
+		b.Fatalf("the SDK: %v\n%s", err, out)
+	}
+	return out
+}
+
+func (b *barchan) trySDK(api, gateway, program string) (string, error) {
+	b.Helper()
 	dir := npm.Package(b, "e2b@2.51.0")
 	file := filepath.Join(b.TempDir(), "program.mjs")
 	must(b.T, os.WriteFile(file, []byte(program), 0o600))
@@ -418,10 +470,7 @@ func (b *barchan) sdkAt(api, gateway, program string) string {
 	cmd := b.Command(b.Context(), "node", file)
 	cmd.Env = append(os.Environ(), "E2B_API_KEY="+b.key, "E2B_API_URL="+api, "E2B_SANDBOX_URL="+gateway)
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		b.Fatalf("the SDK: %v\n%s", err, out)
-	}
-	return string(out)
+	return string(out), err
 }
 
 // replicas returns the URLs of ready replicas, to which the Service leads.
