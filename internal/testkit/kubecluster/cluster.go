@@ -288,6 +288,7 @@ func (c *Cluster) writeKubeconfig(user string, groups ...string) (path string, e
 
 // Command prepares a program that runs in the cluster's network namespace, where it reaches the API server
 // and Pods, with the machine's own files and KUBECONFIG set. It is killed if the test's process is.
+// [Serve] starts one that runs for longer.
 func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := c.ns.command(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig)

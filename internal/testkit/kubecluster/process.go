@@ -34,7 +34,9 @@ type program struct {
 // else with the thread that started it, which stays until the program ends.
 func startProgram(cmd *exec.Cmd, in *namespaces) (*program, error) {
 	p := &program{name: filepath.Base(cmd.Path), cmd: cmd, exited: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = &p.output, &p.output
+	if cmd.Stdout == nil {
+		cmd.Stdout, cmd.Stderr = &p.output, &p.output
+	}
 	started := make(chan error)
 	onOwnThread(func() {
 		var err error
@@ -56,6 +58,16 @@ func startProgram(cmd *exec.Cmd, in *namespaces) (*program, error) {
 		return nil, fmt.Errorf("start %s: %w", p.name, err)
 	}
 	return p, nil
+}
+
+// Serve starts a program that [Cluster.Command] has prepared. The thread that starts it stays until it exits, since
+// the kernel would kill it with the thread. stop sends SIGTERM and returns the error of the exit, which is nil for code 0.
+func Serve(cmd *exec.Cmd) (stop func() error, err error) {
+	p, err := startProgram(cmd, nil)
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return errors.Join(p.stop(), p.err) }, nil
 }
 
 // withParent has the kernel kill a process with its parent.
