@@ -349,7 +349,7 @@ func forward(t *testing.T, c *kubecluster.Cluster, pod string) (address string) 
 	return fmt.Sprintf("127.0.0.1:%d", ports[0].Local)
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,212 @@
+// Package kubeinstall installs Barchan in a cluster of package kubecluster and runs its roles there, for tests. The
+// roles are programs in the cluster's network namespace, with the rights of their ServiceAccounts, as Pods of a
+// Deployment would have them. What the sandboxes run is the test's matter.
+package kubeinstall
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/yaml"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
+)
+
+const (
+	// APIKey is a key of the namespace default in each cluster with Barchan.
+	APIKey = "e2b_0123456789abcdef0123456789abcdef01234567"
+	// APIAddress is where the replica that [Barchan.StartReplica] starts serves the E2B API, in the cluster's network namespace.
+	APIAddress = kubecluster.NodeIP + ":7700"
+)
+
+// Barchan is our software on a cluster.
+type Barchan struct {
+	testing.TB
+	*kubecluster.Cluster
+	bin, secret string
+}
+
+// Build brings our programs up to date, and returns their directory.
+func Build(t testing.TB) (bin string) {
+	t.Helper()
+	root := Root(t)
+	if out, err := exec.CommandContext(t.Context(), filepath.Join(root, "scripts", "build.sh")).CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	return filepath.Join(root, "bin")
+}
+
+// Root returns the directory of the module, above that of the test.
+func Root(t testing.TB) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	must(t, err)
+	for ; dir != "/"; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+	}
+	t.Fatal("no go.mod above the test's directory")
+	return ""
+}
+
+// CRDs returns the directory of our CRDs.
+func CRDs(t testing.TB) string {
+	t.Helper()
+	return filepath.Join(Root(t), "api", "crds")
+}
+
+// InstallCRDs creates the CRDs in the YAML files of a directory. It is for the Install of a [kubecluster.Config].
+func InstallCRDs(t testing.TB, cfg *rest.Config, dir string) {
+	t.Helper()
+	c, err := dynamic.NewForConfig(cfg)
+	must(t, err)
+	crds := c.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no CRDs in %s: %v", dir, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		must(t, err)
+		crd := &unstructured.Unstructured{}
+		must(t, yaml.Unmarshal(text, &crd.Object))
+		_, err = crds.Create(t.Context(), crd, metav1.CreateOptions{})
+		must(t, err)
+	}
+}
+
+// New gives Barchan its rights in a cluster that has its CRDs, and the namespace default [APIKey]. It starts no role. The programs are in bin.
+func New(t testing.TB, c *kubecluster.Cluster, bin string) *Barchan {
+	t.Helper()
+	b := &Barchan{TB: t, Cluster: c, bin: bin, secret: filepath.Join(t.TempDir(), "token-secret")}
+	must(t, os.WriteFile(b.secret, bytes.Repeat([]byte("s"), 32), 0o600))
+	rights, err := os.ReadFile(filepath.Join(Root(t), "packaging", "kubernetes", "rbac.yaml"))
+	must(t, err)
+	b.Apply(string(rights))
+	sum := sha256.Sum256([]byte(APIKey))
+	b.Apply(`
+apiVersion: barchan.dev/v1alpha1
+kind: APIKey
+metadata: {name: test, namespace: default}
+spec: {sha256: ` + hex.EncodeToString(sum[:]) + `}
+`)
+	return b
+}
+
+// In returns the same for a subtest, to which roles that it starts belong.
+func (b *Barchan) In(t testing.TB) *Barchan {
+	c := *b
+	c.TB = t
+	return &c
+}
+
+// StartController runs a controller until the test ends, and waits until it is ready. agentImage is that of the sandboxes.
+func (b *Barchan) StartController(agentImage string, flags ...string) {
+	b.Helper()
+	b.start("controller", append([]string{"--agent-image", agentImage}, flags...))
+}
+
+// StartReplica runs a replica at [APIAddress] until the test ends, and waits until it is ready.
+func (b *Barchan) StartReplica() {
+	b.Helper()
+	b.start("replica", []string{"--http-addr", APIAddress})
+}
+
+func (b *Barchan) start(role string, flags []string) {
+	b.Helper()
+	dir := b.TempDir()
+	args := append([]string{
+		"up", "--role", role, "--data-dir", dir, "--node-name", role, "--api-kubeconfig", b.account(role), "--token-secret", b.secret, "--tls-addr", "",
+	}, flags...)
+	program := filepath.Join(b.bin, "barchan")
+	cmd := b.Command(context.WithoutCancel(b.Context()), program, args...)
+	log := &bytes.Buffer{}
+	cmd.Stdout, cmd.Stderr = log, log
+	stop, err := kubecluster.Serve(cmd)
+	must(b, err)
+	b.Cleanup(func() {
+		if err := stop(); err != nil && !strings.Contains(log.String(), "Lease was lost") {
+			b.Errorf("%s: %v", role, err)
+		}
+		if b.Failed() {
+			b.Logf("%s:\n%s", role, log)
+		}
+		if strings.Contains(log.String(), "is forbidden") {
+			b.Errorf("%s lacks a right:\n%s", role, log)
+		}
+	})
+	eventually.NoError(b, role+" is ready", func() error {
+		out, err := b.Command(b.Context(), program, "status", "--data-dir", dir).CombinedOutput()
+		if err != nil || !bytes.Contains(out, []byte("ready")) {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+}
+
+// account returns a kubeconfig with the rights of a role's ServiceAccount, as its Pod would have them.
+func (b *Barchan) account(role string) string {
+	b.Helper()
+	admin, err := clientcmd.LoadFromFile(b.Kubeconfig)
+	must(b, err)
+	token := strings.TrimSpace(b.Kubectl("create", "token", "-n", "barchan-system", "barchan-"+role))
+	for name := range admin.AuthInfos {
+		admin.AuthInfos[name] = &api.AuthInfo{Token: token}
+	}
+	path := filepath.Join(b.TempDir(), "kubeconfig")
+	must(b, clientcmd.WriteToFile(*admin, path))
+	return path
+}
+
+// Kubectl runs kubectl as an administrator and returns what it prints. If it fails, the test does.
+func (b *Barchan) Kubectl(args ...string) string {
+	b.Helper()
+	out, err := b.Command(b.Context(), kubecluster.FindProgram(b, "kubectl"), args...).CombinedOutput()
+	if err != nil {
+		b.Fatalf("kubectl %s: %v\n%s\n%s", strings.Join(args, " "), err, out, b.state())
+	}
+	return string(out)
+}
+
+// state is what a reader of a failure wants to see.
+func (b *Barchan) state() []byte {
+	out, err := b.Command(b.Context(), kubecluster.FindProgram(b, "kubectl"), "get", "pods,sandboxes,sandboxclaims,events", "-A", "-o", "wide").CombinedOutput()
+	if err != nil {
+		return fmt.Append(out, err)
+	}
+	return out
+}
+
+// Apply applies manifests in YAML as an administrator.
+func (b *Barchan) Apply(manifests string) {
+	b.Helper()
+	cmd := b.Command(b.Context(), kubecluster.FindProgram(b, "kubectl"), "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(manifests)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.Fatalf("kubectl apply: %v\n%s", err, out)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
