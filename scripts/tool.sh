@@ -54,6 +54,7 @@ recipe() {
 		module=tools/helm package=helm.sh/helm/v4/cmd/helm
 		version=helm.sh/helm/v4/internal/version.version=$(pinned helm.sh/helm/v4)
 		;;
+	kwok) module=tools/kwok package=sigs.k8s.io/kwok/cmd/kwok ;; # plays kubelets
 	pebble) module=tools/pebble package=github.com/letsencrypt/pebble/v2/cmd/pebble ;;
 	golangci-lint) module=tools package=github.com/golangci/golangci-lint/v2/cmd/golangci-lint ;;
 	checklocks) module=tools package=gvisor.dev/gvisor/tools/checklocks/cmd/checklocks ;;

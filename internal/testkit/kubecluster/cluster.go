@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -293,6 +294,36 @@ func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exe
 	cmd := c.ns.command(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig)
 	return cmd
+}
+
+// Kubectl runs kubectl as an administrator and returns what it prints. If it fails, the test does.
+func (c *Cluster) Kubectl(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := c.Command(t.Context(), FindProgram(t, "kubectl"), args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("kubectl %s: %v\n%s\n%s", strings.Join(args, " "), err, out, c.State(t))
+	}
+	return string(out)
+}
+
+// State returns what a reader of a failure wants to see.
+func (c *Cluster) State(t testing.TB) string {
+	t.Helper()
+	out, err := c.Command(t.Context(), FindProgram(t, "kubectl"), "get", "pods,sandboxes,sandboxclaims,events", "-A", "-o", "wide").CombinedOutput()
+	if err != nil {
+		return string(out) + err.Error() // without our kinds, perhaps
+	}
+	return string(out)
+}
+
+// Apply applies manifests in YAML as an administrator.
+func (c *Cluster) Apply(t testing.TB, manifests string) {
+	t.Helper()
+	cmd := c.Command(t.Context(), FindProgram(t, "kubectl"), "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(manifests)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("kubectl apply: %v\n%s", err, out)
+	}
 }
 
 // Dial connects from within the cluster's network namespace, to a Pod for example. The address is numeric.

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
+	"github.com/barchan-dev/barchan/internal/client/cluster"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
 )
@@ -97,17 +98,32 @@ func New(t testing.TB, c *kubecluster.Cluster, bin string) *Barchan {
 	t.Helper()
 	b := &Barchan{TB: t, Cluster: c, bin: bin, secret: filepath.Join(t.TempDir(), "token-secret")}
 	must(t, os.WriteFile(b.secret, bytes.Repeat([]byte("s"), 32), 0o600))
-	rights, err := os.ReadFile(filepath.Join(Root(t), "packaging", "kubernetes", "rbac.yaml"))
-	must(t, err)
-	b.Apply(string(rights))
+	c.Apply(t, b.rights())
 	sum := sha256.Sum256([]byte(APIKey))
-	b.Apply(`
+	c.Apply(t, `
 apiVersion: barchan.dev/v1alpha1
 kind: APIKey
 metadata: {name: test, namespace: default}
-spec: {sha256: ` + hex.EncodeToString(sum[:]) + `}
+spec: {sha256: `+hex.EncodeToString(sum[:])+`}
 `)
 	return b
+}
+
+// rights returns what the chart has but for the roles' Pods: their accounts, and what those may do.
+func (b *Barchan) rights() string {
+	b.Helper()
+	objects, err := cluster.Render(cluster.Release{Namespace: cluster.DefaultNamespace}, cluster.Values{"image": "-", "agentImage": "-", "crds": false, "tenantLabel": false})
+	must(b, err)
+	text := "apiVersion: v1\nkind: Namespace\nmetadata: {name: " + cluster.DefaultNamespace + "}\n"
+	for _, u := range objects {
+		if u.GetKind() == "Deployment" {
+			continue
+		}
+		object, err := yaml.Marshal(u.Object)
+		must(b, err)
+		text += "---\n" + string(object)
+	}
+	return text
 }
 
 // In returns the same for a subtest, to which roles that it starts belong.
@@ -166,42 +182,13 @@ func (b *Barchan) account(role string) string {
 	b.Helper()
 	admin, err := clientcmd.LoadFromFile(b.Kubeconfig)
 	must(b, err)
-	token := strings.TrimSpace(b.Kubectl("create", "token", "-n", "barchan-system", "barchan-"+role))
+	token := strings.TrimSpace(b.Kubectl(b, "create", "token", "-n", "barchan-system", "barchan-"+role))
 	for name := range admin.AuthInfos {
 		admin.AuthInfos[name] = &api.AuthInfo{Token: token}
 	}
 	path := filepath.Join(b.TempDir(), "kubeconfig")
 	must(b, clientcmd.WriteToFile(*admin, path))
 	return path
-}
-
-// Kubectl runs kubectl as an administrator and returns what it prints. If it fails, the test does.
-func (b *Barchan) Kubectl(args ...string) string {
-	b.Helper()
-	out, err := b.Command(b.Context(), kubecluster.FindProgram(b, "kubectl"), args...).CombinedOutput()
-	if err != nil {
-		b.Fatalf("kubectl %s: %v\n%s\n%s", strings.Join(args, " "), err, out, b.state())
-	}
-	return string(out)
-}
-
-// state is what a reader of a failure wants to see.
-func (b *Barchan) state() []byte {
-	out, err := b.Command(b.Context(), kubecluster.FindProgram(b, "kubectl"), "get", "pods,sandboxes,sandboxclaims,events", "-A", "-o", "wide").CombinedOutput()
-	if err != nil {
-		return fmt.Append(out, err)
-	}
-	return out
-}
-
-// Apply applies manifests in YAML as an administrator.
-func (b *Barchan) Apply(manifests string) {
-	b.Helper()
-	cmd := b.Command(b.Context(), kubecluster.FindProgram(b, "kubectl"), "apply", "-f", "-")
-	cmd.Stdin = strings.NewReader(manifests)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		b.Fatalf("kubectl apply: %v\n%s", err, out)
-	}
 }
 
 func must(t testing.TB, err error) {

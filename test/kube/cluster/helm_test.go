@@ -10,11 +10,12 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
+	"github.com/barchan-dev/barchan/internal/testkit/kubeinstall"
 )
 
 // TestHelm has the real Helm install, upgrade, roll back and uninstall the chart, on a control plane without a node.
 func TestHelm(t *testing.T) {
-	b := &barchan{T: t, bin: build(t)}
+	b := &barchan{T: t, bin: kubeinstall.Build(t)}
 	b.Cluster = kubecluster.Start(t, kubecluster.Config{})
 	chart := strings.TrimSpace(b.cluster("chart", t.TempDir()))
 	set := "image=r.test/barchan:1,agentImage=r.test/agent:1"

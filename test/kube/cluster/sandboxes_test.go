@@ -21,6 +21,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
+	"github.com/barchan-dev/barchan/internal/testkit/kubeinstall"
 	"github.com/barchan-dev/barchan/internal/testkit/npm"
 )
 
@@ -41,7 +42,7 @@ type barchan struct {
 // TestSandboxes goes from an empty cluster, by one command, to the first command of the unmodified SDK in a sandbox, and on until
 // nothing of ours is left.
 func TestSandboxes(t *testing.T) {
-	b := &barchan{T: t, bin: build(t)}
+	b := &barchan{T: t, bin: kubeinstall.Build(t)}
 	b.Cluster = kubecluster.Start(t, kubecluster.Config{Nodes: 1})
 	b.ImportImage(t, kubecluster.WriteImage(t, kubecluster.Image{Name: shellImage, Files: shell(t)}))
 	b.registry()
@@ -104,7 +105,7 @@ func (b *barchan) cluster(args ...string) string {
 	b.Helper()
 	out, err := b.tryCluster(args...)
 	if err != nil {
-		b.Fatalf("barchan cluster %s: %v\n%s\n%s", strings.Join(args, " "), err, out, b.state())
+		b.Fatalf("barchan cluster %s: %v\n%s\n%s", strings.Join(args, " "), err, out, b.State(b))
 	}
 	return out
 }
@@ -488,40 +489,12 @@ func (b *barchan) replicas() (urls []string) {
 
 func (b *barchan) kubectl(args ...string) string {
 	b.Helper()
-	out, err := b.Command(b.Context(), kubecluster.FindProgram(b, "kubectl"), args...).CombinedOutput()
-	if err != nil {
-		b.Fatalf("kubectl %s: %v\n%s\n%s", strings.Join(args, " "), err, out, b.state())
-	}
-	return string(out)
+	return b.Kubectl(b.T, args...)
 }
 
-// state is what a reader of a failure wants to see.
-func (b *barchan) state() []byte {
-	out, err := b.Command(b.Context(), kubecluster.FindProgram(b, "kubectl"), "get", "pods,sandboxes,sandboxclaims,events", "-A", "-o", "wide").CombinedOutput()
-	if err != nil {
-		return fmt.Append(out, err)
-	}
-	return out
-}
-
-func (b *barchan) apply(text string) {
+func (b *barchan) apply(manifests string) {
 	b.Helper()
-	cmd := b.Command(b.Context(), kubecluster.FindProgram(b, "kubectl"), "apply", "-f", "-")
-	cmd.Stdin = strings.NewReader(text)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		b.Fatalf("kubectl apply: %v\n%s", err, out)
-	}
-}
-
-// build brings our programs up to date.
-func build(t *testing.T) string {
-	t.Helper()
-	root, err := filepath.Abs("../../..")
-	must(t, err)
-	if out, err := exec.CommandContext(t.Context(), filepath.Join(root, "scripts", "build.sh")).CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	return filepath.Join(root, "bin")
+	b.Apply(b.T, manifests)
 }
 
 // shell is the files of an image with bash and what the SDK's commands need.
