@@ -1,7 +1,7 @@
 # Everything is done by a script under scripts/; a target says which.
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help up down deps runtimes kubectl build images release generate check-generated fmt lint check test test-all test-short test-kube bench
+.PHONY: help up down deps runtimes kubectl build images release generate check-generated fmt lint check test test-all test-short test-kube bench bench-kube
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,3 +65,6 @@ release: runtimes ## make what users install: dist/*.tar.gz, dist/*.deb
 
 bench: runtimes build ## measure, with a baseline beside each result (ARGS="--only exec --json")
 	@scripts/bench.sh $(ARGS)
+
+bench-kube: deps ## measure claims on a real kube-apiserver with faked kubelets (ARGS="-rounds 3 -json -peer DIR")
+	@scripts/bench-kube.sh $(ARGS)

@@ -1,0 +1,118 @@
+package bench
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
+	"github.com/barchan-dev/barchan/internal/testkit/kubeinstall"
+)
+
+var (
+	rounds = flag.Int("rounds", 5, "how many turns each side has")
+	asJSON = flag.Bool("json", false, "report in JSON")
+	output = flag.String("output", "", "write the report to this file, not to stdout")
+	peer   = flag.String("peer", "", "directory of a controller to compare with: `DIR`/crds/*.yaml and the program DIR/controller, which gets KUBECONFIG")
+	pool   = flag.Int("pool", 200, "how many members the pool has")
+	claims = flag.Int("claims", 100, "how many claims are made 20 at once; half as many are made one at a time")
+)
+
+// side is one of those that are compared.
+type side struct {
+	name string
+	crds string
+	// start starts the controllers.
+	start func(b *testing.B, c *kubecluster.Cluster)
+	// e2b is whether it serves the E2B API.
+	e2b bool
+}
+
+// BenchmarkClaims measures the sides in turns and reports medians. Speed is no error.
+func BenchmarkClaims(b *testing.B) {
+	sides := []side{barchan(b)}
+	if *peer != "" {
+		sides = append(sides, other(b, *peer))
+	}
+	r := newReport(sides)
+	for n := range *rounds {
+		for i := range sides {
+			s := sides[(n+i)%len(sides)] // neither side is always the first
+			if !b.Run(s.name, func(b *testing.B) { r.add(s.name, measure(b, s)) }) {
+				return
+			}
+		}
+	}
+	r.Ended = time.Now()
+	must(b, r.writeTo(*output, *asJSON))
+}
+
+// barchan is the side that is ours.
+func barchan(b *testing.B) side {
+	bin := kubeinstall.Build(b)
+	return side{name: "Barchan", crds: kubeinstall.CRDs(b), e2b: true, start: func(b *testing.B, c *kubecluster.Cluster) {
+		installed := kubeinstall.New(b, c, bin)
+		installed.StartController("barchan.test/agent:1")
+		installed.StartReplica()
+	}}
+}
+
+// other is a controller of the same kinds. It runs with the rights of an administrator.
+func other(b *testing.B, dir string) side {
+	if !filepath.IsAbs(dir) {
+		dir = filepath.Join(kubeinstall.Root(b), dir)
+	}
+	return side{name: filepath.Base(dir), crds: filepath.Join(dir, "crds"), start: func(b *testing.B, c *kubecluster.Cluster) {
+		serve(b, c, filepath.Join(dir, "controller"))
+	}}
+}
+
+// measure has one side's turn, in a cluster of its own.
+func measure(b *testing.B, s side) turn {
+	c := kubecluster.Start(b, kubecluster.Config{Install: func(cfg *rest.Config) { kubeinstall.InstallCRDs(b, cfg, s.crds) }})
+	play(b, c)
+	s.start(b, c)
+	l := newLoad(b, c)
+	l.warmUp()
+	t := turn{Figures: map[string]float64{}}
+	t.Figures[poolFilled] = l.fill(*pool)
+
+	one := l.claim(*claims/2, 1)
+	t.Figures[claimP50] = percentile(one.millis, 0.5)
+	l.settle()
+
+	before := l.writes()
+	many := l.claim(*claims, atOnce)
+	l.settle()
+	t.Writes = l.writes().since(before).per(*claims)
+	t.Figures[claimP99] = percentile(many.millis, 0.99)
+	t.Figures[claimRate] = float64(*claims) / many.took.Seconds()
+	t.Figures[claimWrites] = t.Writes.total()
+
+	if s.e2b {
+		t.Figures[e2bP50] = percentile(l.e2b(*claims/2), 0.5)
+	}
+	return t
+}
+
+// serve runs a program in the cluster's network namespace until the turn ends.
+func serve(b *testing.B, c *kubecluster.Cluster, program string, args ...string) {
+	b.Helper()
+	log, err := os.Create(filepath.Join(b.TempDir(), "log"))
+	must(b, err)
+	cmd := c.Command(b.Context(), program, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	stop, err := kubecluster.Serve(cmd)
+	must(b, err)
+	b.Cleanup(func() {
+		_ = stop() // many a program exits with an error after SIGTERM
+		_ = log.Close()
+		if text, err := os.ReadFile(log.Name()); b.Failed() && err == nil {
+			b.Logf("end of the output of %s:\n%s", program, text[max(0, len(text)-4096):])
+		}
+	})
+}

@@ -1,0 +1,85 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"slices"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// writes counts requests that write, by verb and resource, such as "PATCH sandboxes/status".
+type writes map[string]float64
+
+// writes reads how many requests kube-apiserver has served that write, refused ones too.
+func (l *load) writes() writes {
+	l.Helper()
+	text, err := l.cluster.Client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(context.WithoutCancel(l.Context()))
+	must(l, err)
+	w, err := parseWrites(text)
+	must(l, err)
+	return w
+}
+
+// ignored are the resources that nodes and control planes write to for as long as they live, and reviews, which change nothing.
+var ignored = []string{"leases", "nodes", "tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews"}
+
+// parseWrites counts in the text of /metrics.
+func parseWrites(text []byte) (writes, error) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	counted := writes{}
+	for _, m := range families["apiserver_request_total"].GetMetric() {
+		verb, resource := label(m, "verb"), label(m, "resource")
+		if !slices.Contains([]string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}, verb) || slices.Contains(ignored, resource) {
+			continue
+		}
+		if sub := label(m, "subresource"); sub != "" {
+			resource += "/" + sub
+		}
+		counted[verb+" "+resource] += m.GetCounter().GetValue()
+	}
+	return counted, nil
+}
+
+func label(m *dto.Metric, name string) string {
+	for _, l := range m.GetLabel() {
+		if l.GetName() == name {
+			return l.GetValue()
+		}
+	}
+	return ""
+}
+
+func (w writes) total() (sum float64) {
+	for n := range maps.Values(w) {
+		sum += n
+	}
+	return sum
+}
+
+// since returns what was added.
+func (w writes) since(before writes) writes {
+	added := writes{}
+	for key, n := range w {
+		if n != before[key] {
+			added[key] = n - before[key]
+		}
+	}
+	return added
+}
+
+// per divides by a number of claims.
+func (w writes) per(claims int) writes {
+	each := writes{}
+	for key, n := range w {
+		each[key] = n / float64(claims)
+	}
+	return each
+}
