@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -62,6 +63,8 @@ func serveAgents(b *testing.B, c *kubecluster.Cluster) {
 	go func() { ended <- server.Serve(l) }()
 	b.Cleanup(func() {
 		must(b, server.Close())
-		<-ended
+		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+			b.Error(err)
+		}
 	})
 }

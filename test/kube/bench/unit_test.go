@@ -6,10 +6,11 @@ import (
 	"testing"
 )
 
-// TestWrites: requests that write count, those of leases, reviews and reads do not, and parts of a count are added up.
+// TestWrites: requests that write count, those of leases, reviews and reads do not, refused ones stand alone, and parts of a count are added up.
 func TestWrites(t *testing.T) {
 	got, err := parseWrites([]byte(`# TYPE apiserver_request_total counter
-apiserver_request_total{code="201",group="",resource="pods",subresource="",verb="POST",version="v1"} 3
+apiserver_request_total{code="201",group="",resource="pods",subresource="",verb="POST",version="v1"} 2
+apiserver_request_total{code="202",group="",resource="pods",subresource="",verb="POST",version="v1"} 1
 apiserver_request_total{code="409",group="",resource="pods",subresource="",verb="POST",version="v1"} 1
 apiserver_request_total{code="201",group="",resource="pods",subresource="binding",verb="POST",version="v1"} 2
 apiserver_request_total{code="200",group="agents.x-k8s.io",resource="sandboxes",subresource="status",verb="PATCH",version="v1beta1"} 5
@@ -18,10 +19,10 @@ apiserver_request_total{code="201",group="authorization.k8s.io",resource="subjec
 apiserver_request_total{code="200",group="",resource="pods",subresource="",verb="LIST",version="v1"} 100
 `))
 	must(t, err)
-	if got["POST pods"] != 4 || got["POST pods/binding"] != 2 || got["PATCH sandboxes/status"] != 5 || got.total() != 11 {
+	if got["POST pods"] != 3 || got["POST pods: 409"] != 1 || got["POST pods/binding"] != 2 || got["PATCH sandboxes/status"] != 5 || got.total() != 11 {
 		t.Errorf("writes = %v", got)
 	}
-	per := got.since(writes{"POST pods": 2, "POST pods/binding": 2}).per(2)
+	per := got.since(writes{"POST pods": 1, "POST pods: 409": 1, "POST pods/binding": 2}).per(2)
 	if len(per) != 2 || per["POST pods"] != 1 || per["PATCH sandboxes/status"] != 2.5 {
 		t.Errorf("per claim = %v", per)
 	}

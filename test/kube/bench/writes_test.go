@@ -5,13 +5,14 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 )
 
-// writes counts requests that write, by verb and resource, such as "PATCH sandboxes/status".
+// writes counts requests that write, by verb, resource and refusal, such as "PATCH sandboxes/status" and "POST pods: 409".
 type writes map[string]float64
 
 // writes reads how many requests kube-apiserver has served that write, refused ones too.
@@ -42,6 +43,9 @@ func parseWrites(text []byte) (writes, error) {
 		}
 		if sub := label(m, "subresource"); sub != "" {
 			resource += "/" + sub
+		}
+		if code := label(m, "code"); !strings.HasPrefix(code, "2") {
+			resource += ": " + code
 		}
 		counted[verb+" "+resource] += m.GetCounter().GetValue()
 	}
