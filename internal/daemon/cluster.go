@@ -72,6 +72,7 @@ func (d *Daemon) clusterControllers() []controllerSpec {
 		return controllers.NewSandbox(controllers.SandboxConfig{
 			Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.runner, Events: d.recorder,
 			Sources: []source.Source{podrun.Changes(d.cache.Informers())}, Workers: podWorkers, Starts: podWorkers,
+			LastWarmClaim: d.picker.LastWarmClaim, Assumed: d.assumed,
 		})
 	}}}, d.objectControllers(nil)...)
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 )
 
 const (
@@ -85,6 +86,9 @@ type SandboxConfig struct {
 	// LastWarmClaim, if set, returns the time of the last claim that left ready members in its pool. Members
 	// start 100 ms after it, and at most two seconds late, so that refills do not slow a burst of claims.
 	LastWarmClaim func() time.Time
+	// Assumed has sandboxes that this process has written and the cache may not show yet; nil: the cache is believed. A Pod's event
+	// comes before that of the status which the Pod's last one led to, and a status over the older version would be refused.
+	Assumed *assumecache.Sandboxes
 }
 
 // NewSandbox returns the controller of sandboxes on a node. Its Start blocks until ctx is done.

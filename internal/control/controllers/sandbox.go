@@ -40,6 +40,9 @@ func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	if r.Assumed != nil {
+		s = r.Assumed.Latest(s)
+	}
 	if r.Node != "" && s.Status.NodeName != "" && s.Status.NodeName != r.Node {
 		r.Log.DebugContext(ctx, "sandbox of another node ignored", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Node, s.Status.NodeName)
 		return reconcile.Result{}, nil
@@ -284,6 +287,9 @@ func (r *sandboxReconciler) writeStatus(ctx context.Context, s *agents.Sandbox, 
 		return fmt.Errorf("write status of sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	failpoint.Reach("sandbox/status")
+	if r.Assumed != nil {
+		r.Assumed.Assume(ctx, s)
+	}
 	r.recordEvents(s, &before, &s.Status)
 	return nil
 }

@@ -8,12 +8,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 )
 
 // lagging is a cache that shows a sandbox as it was.
@@ -67,6 +69,33 @@ func TestExtendedSandboxOutlivesAStaleCache(t *testing.T) {
 				t.Errorf("afterwards: %v, %v", s, err)
 			}
 		})
+	}
+}
+
+// A cache that does not show the last written status yet causes no write that the API server would refuse.
+func TestStatusOverAStaleCache(t *testing.T) {
+	s := newSandbox()
+	w := newFixture(t, s)
+	cache := &lagging{w.client, nil}
+	w.r.cache = cache
+	w.r.Assumed = assumecache.New(func(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error) {
+		s := &agents.Sandbox{}
+		return s, cache.Get(ctx, key, s)
+	})
+	created := &agents.Sandbox{}
+	key := client.ObjectKeyFromObject(s)
+	if err := w.client.Get(t.Context(), key, created); err != nil {
+		t.Fatal(err)
+	}
+	cache.was = created
+	for i := range 3 {
+		if result, err := w.r.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil || result.RequeueAfter > 0 {
+			t.Errorf("reconcile %d: %+v, %v", i+1, result, err)
+		}
+	}
+	cache.was = nil
+	if s, _, err := w.settle(); err != nil || sandbox.PhaseOf(s) != sandbox.Running {
+		t.Errorf("afterwards: %v, %v", s, err)
 	}
 }
 

@@ -212,7 +212,7 @@ func (w *fakeAPI) arrive() {
 }
 
 // deliver gives the picker all events that are pending, in order.
-func (w *fakeAPI) deliver(p *Picker) {
+func (w *fakeAPI) deliver(to ...*Picker) {
 	for {
 		w.mu.Lock()
 		if len(w.order) == 0 {
@@ -223,7 +223,9 @@ func (w *fakeAPI) deliver(p *Picker) {
 		c := w.pending[uid][0]
 		w.popLocked(uid)
 		w.mu.Unlock()
-		p.Observe(c.from, c.to)
+		for _, p := range to {
+			p.Observe(c.from, c.to)
+		}
 	}
 }
 

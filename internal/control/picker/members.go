@@ -125,7 +125,11 @@ func (p *Picker) observe(s *agents.Sandbox, gone bool) (orphan bool) {
 	case ends:
 		orphan = !gone && slices.ContainsFunc(m.unconfirmed, func(d adoption) bool { return matches(s, d) })
 		m.gone = m.gone || gone
+		claimed := !gone && s.DeletionTimestamp == nil && m.place != held && m.place != past // by another process
 		p.forgetLocked(m, s)
+		if g := p.groups[m.key]; claimed {
+			p.noteLocked(g != nil && g.ready > 0)
+		}
 	case m.place != past && newer(s, m.seen):
 		p.seeLocked(m, s)
 	}

@@ -95,7 +95,7 @@ func (p *Picker) noteLocked(more bool) {
 	}
 }
 
-// LastWarmClaim returns the time of the last claim that left ready members in its pool; refills are
+// LastWarmClaim returns the time of the last claim, of any process, that left ready members in its pool; refills are
 // delayed after it. It is zero without such a claim, or if the last claim emptied its pool.
 func (p *Picker) LastWarmClaim() time.Time {
 	p.mu.Lock()

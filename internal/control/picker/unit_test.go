@@ -160,6 +160,25 @@ func TestSpreadOverNodes(t *testing.T) {
 	}
 }
 
+// TestClaimOfAnotherProcess: a claim that this process sees only in an event delays refills too.
+func TestClaimOfAnotherProcess(t *testing.T) {
+	w := newFakeAPI()
+	p, other := newPicker(t, w), newPicker(t, w)
+	for range 2 {
+		w.edit(w.member("r"), setReady)
+	}
+	w.deliver(p, other)
+	for i, more := range []bool{true, false} {
+		if _, err := other.Pick(t.Context(), Request{Pool: poolUID, Current: always("r"), Adopt: adoptAs("x")}); err != nil {
+			t.Fatal(err)
+		}
+		w.deliver(p, other)
+		if got := !p.LastWarmClaim().IsZero(); got != more {
+			t.Errorf("after claim %d of 2 there are more: %v", i+1, got)
+		}
+	}
+}
+
 // sameSpread reports whether each pick took from a fullest node, in order within the node.
 func sameSpread(order []string) bool {
 	left := map[byte]int{'a': 5, 'b': 3, 'c': 1}
