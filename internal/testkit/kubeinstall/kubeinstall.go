@@ -43,6 +43,9 @@ type Barchan struct {
 	bin, secret string
 }
 
+// TokenSecret is what the tokens of all sandboxes derive from.
+func TokenSecret() []byte { return bytes.Repeat([]byte("s"), 32) }
+
 // Build brings our programs up to date, and returns their directory.
 func Build(t testing.TB) (bin string) {
 	t.Helper()
@@ -97,7 +100,7 @@ func InstallCRDs(t testing.TB, cfg *rest.Config, dir string) {
 func New(t testing.TB, c *kubecluster.Cluster, bin string) *Barchan {
 	t.Helper()
 	b := &Barchan{TB: t, Cluster: c, bin: bin, secret: filepath.Join(t.TempDir(), "token-secret")}
-	must(t, os.WriteFile(b.secret, bytes.Repeat([]byte("s"), 32), 0o600))
+	must(t, os.WriteFile(b.secret, TokenSecret(), 0o600))
 	c.Apply(t, b.rights())
 	sum := sha256.Sum256([]byte(APIKey))
 	c.Apply(t, `

@@ -1,19 +1,27 @@
 package bench
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"net/netip"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
 
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
+	"github.com/barchan-dev/barchan/internal/testkit/kubeinstall"
 )
 
 const (
@@ -51,13 +59,27 @@ func play(b *testing.B, c *kubecluster.Cluster) {
 	})
 }
 
-// serveAgents accepts what controllers send to the agents of all Pods. It runs no process.
+// serveAgents answers what controllers and replicas send to the agents of all Pods. It runs no process.
 func serveAgents(b *testing.B, c *kubecluster.Cluster) {
 	b.Helper()
 	l, err := c.Listen(b.Context(), "tcp", "0.0.0.0:"+strconv.Itoa(envd.Port))
 	must(b, err)
+	tokens, err := sandbox.NewTokens(kubeinstall.TokenSecret())
+	must(b, err)
+	ids := watchAddresses(b, c)
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+envd.PathInit, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	mux.HandleFunc("GET "+envd.PathIdentity, func(w http.ResponseWriter, r *http.Request) {
+		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+		addr, err := envd.AddrOf(local)
+		id, ok := ids.Load(addr)
+		if err != nil || !ok {
+			http.Error(w, "no Pod has this address", http.StatusServiceUnavailable)
+			return
+		}
+		token := tokens.Agent(id.(sandbox.ID))
+		_ = json.NewEncoder(w).Encode(envd.ProveIdentity(token, envd.TokenSHA256(token), r.URL.Query().Get(envd.QueryNonce), string(id.(sandbox.ID)), addr)) // the client has gone
+	})
 	server := &http.Server{Handler: mux}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(l) }()
@@ -67,4 +89,23 @@ func serveAgents(b *testing.B, c *kubecluster.Cluster) {
 			b.Error(err)
 		}
 	})
+}
+
+// watchAddresses maps the addresses of Pods to the IDs of their sandboxes.
+func watchAddresses(b *testing.B, c *kubecluster.Cluster) *sync.Map {
+	b.Helper()
+	ids := &sync.Map{}
+	note := func(o any) {
+		pod, ok := o.(*corev1.Pod)
+		if addr, err := netip.ParseAddr(pod.Status.PodIP); ok && err == nil {
+			ids.Store(addr, sandbox.ID(pod.Labels[sandbox.LabelID]))
+		}
+	}
+	factory := informers.NewSharedInformerFactoryWithOptions(c.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = sandbox.LabelID }))
+	_, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: note, UpdateFunc: func(_, now any) { note(now) }})
+	must(b, err)
+	stop := make(chan struct{})
+	factory.Start(stop)
+	b.Cleanup(func() { close(stop); factory.Shutdown() })
+	return ids
 }
