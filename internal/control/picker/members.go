@@ -125,11 +125,7 @@ func (p *Picker) observe(s *agents.Sandbox, gone bool) (orphan bool) {
 	case ends:
 		orphan = !gone && slices.ContainsFunc(m.unconfirmed, func(d adoption) bool { return matches(s, d) })
 		m.gone = m.gone || gone
-		claimed := !gone && s.DeletionTimestamp == nil && m.place != held && m.place != past // by another process
 		p.forgetLocked(m, s)
-		if g := p.groups[m.key]; claimed {
-			p.noteLocked(g != nil && g.ready > 0)
-		}
 	case m.place != past && newer(s, m.seen):
 		p.seeLocked(m, s)
 	}
@@ -159,8 +155,13 @@ func (p *Picker) forgetLocked(m *member, s *agents.Sandbox) {
 	m.ended = true
 	delete(p.members, s.UID)
 	p.tombstones.add(s.UID)
-	if m.place != held {
-		p.putLocked(m, past)
+	if m.place == held {
+		return
+	}
+	claimed := m.place != past && !m.gone && s.DeletionTimestamp == nil // by another process
+	p.putLocked(m, past)
+	if g := p.groups[m.key]; claimed {
+		p.noteLocked(g != nil && g.ready > 0)
 	}
 }
 

@@ -117,16 +117,17 @@ func (b *Barchan) rights() string {
 	b.Helper()
 	objects, err := cluster.Render(cluster.Release{Namespace: cluster.DefaultNamespace}, cluster.Values{"image": "-", "agentImage": "-", "crds": false, "tenantLabel": false})
 	must(b, err)
-	text := "apiVersion: v1\nkind: Namespace\nmetadata: {name: " + cluster.DefaultNamespace + "}\n"
+	var text strings.Builder
+	text.WriteString("apiVersion: v1\nkind: Namespace\nmetadata: {name: " + cluster.DefaultNamespace + "}\n")
 	for _, u := range objects {
 		if u.GetKind() == "Deployment" {
 			continue
 		}
 		object, err := yaml.Marshal(u.Object)
 		must(b, err)
-		text += "---\n" + string(object)
+		text.WriteString("---\n" + string(object))
 	}
-	return text
+	return text.String()
 }
 
 // In returns the same for a subtest, to which roles that it starts belong.
