@@ -40,10 +40,10 @@ var layers = [][]string{
 		"api/agents/v1beta1", "internal/base/errs", "internal/base/lifecycle", "internal/base/telemetry", "internal/base/failpoint",
 		"internal/base/signedurl", "api/crds", "packaging/chart", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
 	},
-	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/health", "internal/node/egress", "internal/node/keyedlock", "internal/testkit/ownnet"},
+	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/health", "internal/node/keyedlock", "internal/testkit/ownnet"},
 	2: {
 		"api/openapi", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable",
-		"internal/node/ipam", "internal/edge/route",
+		"internal/node/ipam", "internal/node/egress", "internal/edge/route",
 		"internal/control/apiserver/gc", "internal/control/apiserver/kinds", "internal/control/apiserver/liblog", // without storage; the rest is apiserver's family
 	},
 	3: {

@@ -810,6 +810,24 @@ func schema_barchan_api_agents_v1beta1_NetworkPolicy(ref common.ReferenceCallbac
 				Description: "NetworkPolicy is what of a Kubernetes NetworkPolicy a sandbox is kept to.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"ingress": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Ingress lists what may reach the sandbox in a cluster, besides Barchan's gateways and controllers. On one machine it has no effect: only the gateway reaches a sandbox.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(networkingv1.NetworkPolicyIngressRule{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 					"egress": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -817,7 +835,7 @@ func schema_barchan_api_agents_v1beta1_NetworkPolicy(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Egress lists what the sandbox may reach: what no rule allows is closed, so none at all close everything. Peers that are Pods or namespaces allow nothing: no sandbox reaches any.",
+							Description: "Egress lists what the sandbox may reach: what no rule allows is closed, so none at all close everything. Peers that are Pods or namespaces allow something in a cluster only: on one machine no sandbox reaches any.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -832,7 +850,7 @@ func schema_barchan_api_agents_v1beta1_NetworkPolicy(ref common.ReferenceCallbac
 			},
 		},
 		Dependencies: []string{
-			networkingv1.NetworkPolicyEgressRule{}.OpenAPIModelName()},
+			networkingv1.NetworkPolicyEgressRule{}.OpenAPIModelName(), networkingv1.NetworkPolicyIngressRule{}.OpenAPIModelName()},
 	}
 }
 
@@ -2791,7 +2809,7 @@ func schema_barchan_api_extensions_v1beta1_TemplateNetworkPolicy(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Ingress is stored without effect: only the gateway reaches a sandbox, and spec.barchan.sandbox.access restricts access.",
+							Description: "Ingress lists what may reach the sandboxes in a cluster, besides Barchan's gateways and controllers. On one machine it has no effect: only the gateway reaches a sandbox, and spec.barchan.sandbox.access restricts access.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

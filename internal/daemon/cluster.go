@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
@@ -26,8 +25,8 @@ const (
 // makeRunner makes what runs sandboxes as Pods.
 func (d *Daemon) makeRunner(ctx context.Context) error {
 	placer, err := placement.New(placement.Config{
-		Client: d.cache.Live(), Tokens: d.tokens, AgentImage: d.cfg.AgentImage, ImageVolumes: d.cfg.ImageVolumes,
-		RuntimeClass: d.cfg.RuntimeClass, ClusterDomain: d.cfg.ClusterDomain,
+		Client: d.cache.Live(), Cache: d.cache.Informers(), Tokens: d.tokens, AgentImage: d.cfg.AgentImage, ImageVolumes: d.cfg.ImageVolumes,
+		RuntimeClass: d.cfg.RuntimeClass, ClusterDomain: d.cfg.ClusterDomain, Namespace: d.cfg.LeaseNamespace, Reachable: d.cfg.Reachable,
 	})
 	if err != nil {
 		return err
@@ -71,7 +70,7 @@ func (d *Daemon) clusterControllers() []controllerSpec {
 	return append([]controllerSpec{{"sandboxes", func() (controller, error) {
 		return controllers.NewSandbox(controllers.SandboxConfig{
 			Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.runner, Events: d.recorder,
-			Sources: []source.Source{podrun.Changes(d.cache.Informers())}, Workers: podWorkers, Starts: podWorkers,
+			Sources: podrun.Changes(d.cache.Informers()), Workers: podWorkers, Starts: podWorkers,
 			LastWarmClaim: d.picker.LastWarmClaim, Assumed: d.assumed,
 		})
 	}}}, d.objectControllers(nil)...)

@@ -5,5 +5,6 @@
 // and is gone when its test ends.
 //
 // There is no controller-manager: nothing collects garbage and no namespace goes away, so what
-// depends on either is tested on the embedded server, which does both itself.
+// depends on either is tested on the embedded server, which does both itself. Nothing enforces NetworkPolicies either: tests
+// verify their content.
 package kube

@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -67,7 +66,7 @@ func startPods(t *testing.T) *podTest {
 	if err := p.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: ns.Name, Name: "default"}}); err != nil {
 		t.Fatal(err)
 	}
-	placer, err := placement.New(placement.Config{Client: c.Live(), Tokens: tokens, AgentImage: "agent:1"})
+	placer, err := placement.New(placement.Config{Client: c.Live(), Cache: c.Informers(), Tokens: tokens, AgentImage: "agent:1", Namespace: "roles"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +75,7 @@ func startPods(t *testing.T) *podTest {
 		t.Fatal(err)
 	}
 	controller, err := controllers.NewSandbox(controllers.SandboxConfig{
-		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Runner: runner, Sources: []source.Source{podrun.Changes(c.Informers())},
+		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Runner: runner, Sources: podrun.Changes(c.Informers()),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -460,8 +459,8 @@ func TestPodRefusals(t *testing.T) {
 			s.Spec.Barchan = &agents.BarchanSpec{WarmUp: &agents.WarmUp{Command: []string{"x"}}}
 		}, "spec.barchan.warmUp: Forbidden"},
 		"egress": {func(s *agents.Sandbox) {
-			s.Spec.Barchan = &agents.BarchanSpec{Network: &agents.EgressPolicy{Internet: new(false)}}
-		}, "spec.barchan.network: Forbidden"},
+			s.Spec.Barchan = &agents.BarchanSpec{Network: &agents.EgressPolicy{Internet: new(false), AllowOut: []string{"8.8.8.8", "example.com"}}}
+		}, "spec.barchan.network.allowOut[1]: Forbidden: a NetworkPolicy has no names"},
 		"pod": {func(s *agents.Sandbox) {
 			s.Spec.PodTemplate.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80, Name: "UPPER"}}
 		}, "spec.containers[0].ports[0].name"},

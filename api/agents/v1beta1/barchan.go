@@ -145,8 +145,14 @@ type ForkPolicy struct {
 
 // NetworkPolicy is what of a Kubernetes NetworkPolicy a sandbox is kept to.
 type NetworkPolicy struct {
+	// Ingress lists what may reach the sandbox in a cluster, besides Barchan's gateways and controllers. On one machine
+	// it has no effect: only the gateway reaches a sandbox.
+	// +optional
+	// +listType=atomic
+	Ingress []networkingv1.NetworkPolicyIngressRule `json:"ingress,omitempty"`
 	// Egress lists what the sandbox may reach: what no rule allows is closed, so none at all close
-	// everything. Peers that are Pods or namespaces allow nothing: no sandbox reaches any.
+	// everything. Peers that are Pods or namespaces allow something in a cluster only: on one machine no sandbox
+	// reaches any.
 	// +optional
 	// +listType=atomic
 	Egress []networkingv1.NetworkPolicyEgressRule `json:"egress,omitempty"`

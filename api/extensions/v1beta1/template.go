@@ -17,7 +17,7 @@ const (
 	// default alone. The default.
 	NetworkManaged NetworkPolicyManagement = "Managed"
 	// NetworkUnmanaged ignores the template's policy. What is closed to every sandbox stays
-	// closed.
+	// closed on one machine; in a cluster sandboxes get no NetworkPolicy.
 	NetworkUnmanaged NetworkPolicyManagement = "Unmanaged"
 )
 
@@ -37,8 +37,8 @@ const (
 
 // TemplateNetworkPolicy is the ingress and egress of a template's sandboxes.
 type TemplateNetworkPolicy struct {
-	// Ingress is stored without effect: only the gateway reaches a sandbox, and
-	// spec.barchan.sandbox.access restricts access.
+	// Ingress lists what may reach the sandboxes in a cluster, besides Barchan's gateways and controllers. On one machine
+	// it has no effect: only the gateway reaches a sandbox, and spec.barchan.sandbox.access restricts access.
 	// +optional
 	// +listType=atomic
 	Ingress []networkingv1.NetworkPolicyIngressRule `json:"ingress,omitempty"`

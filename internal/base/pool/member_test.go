@@ -99,7 +99,8 @@ func TestRefresh(t *testing.T) {
 // when it is claimed.
 func TestNetworkPolicyComesAlong(t *testing.T) {
 	rules := []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "8.0.0.0/8"}}}}}
-	own := &extensions.TemplateNetworkPolicy{Egress: rules}
+	from := []networkingv1.NetworkPolicyIngressRule{{}}
+	own := &extensions.TemplateNetworkPolicy{Egress: rules, Ingress: from}
 	for name, tt := range map[string]struct {
 		policy     *extensions.TemplateNetworkPolicy
 		management extensions.NetworkPolicyManagement
@@ -107,7 +108,7 @@ func TestNetworkPolicyComesAlong(t *testing.T) {
 	}{
 		"none":         {nil, "", nil},
 		"closes all":   {&extensions.TemplateNetworkPolicy{}, extensions.NetworkManaged, &agents.NetworkPolicy{}},
-		"rules":        {own, extensions.NetworkManaged, &agents.NetworkPolicy{Egress: rules}},
+		"rules":        {own, extensions.NetworkManaged, &agents.NetworkPolicy{Egress: rules, Ingress: from}},
 		"is unmanaged": {own, extensions.NetworkUnmanaged, nil},
 	} {
 		for _, of := range []*extensions.SandboxTemplate{rich(), {}} {

@@ -22,7 +22,8 @@ func Refresh(s *agents.Sandbox, t *extensions.SandboxTemplate) {
 		if s.Spec.Barchan == nil {
 			s.Spec.Barchan = &agents.BarchanSpec{}
 		}
-		s.Spec.Barchan.NetworkPolicy = &agents.NetworkPolicy{Egress: rules.DeepCopy().Egress}
+		own := agents.NetworkPolicy(*rules.DeepCopy())
+		s.Spec.Barchan.NetworkPolicy = &own
 	}
 	if s.UID != "" {
 		keepOrigin(s, was)

@@ -9,6 +9,13 @@ import (
 // other sandbox ever has, unlike the hash of upstream's label.
 const LabelID = "barchan.dev/sandbox-id"
 
+const (
+	// LabelPolicy is on the NetworkPolicies and PodDisruptionBudgets of sandboxes, and selects the Pods of a NetworkPolicy.
+	LabelPolicy = "barchan.dev/policy"
+	// LabelClaimed is "true" on the Pods of sandboxes that are not members of a pool, which may not be evicted.
+	LabelClaimed = "barchan.dev/claimed"
+)
+
 // NameHash returns the value of upstream's label agents.x-k8s.io/sandbox-name-hash: FNV-1a of the name, 32
 // bits. Two names may share it, so it selects nothing of ours.
 func NameHash(name string) string {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	networking "k8s.io/api/networking/v1"
+	policy "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -18,6 +20,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 )
 
@@ -73,7 +76,7 @@ func (c *Cluster) Purge(ctx context.Context, opt PurgeOptions) error {
 				return err
 			}
 		}
-		if err := c.removeTenants(ctx); err != nil {
+		if err := errors.Join(c.removeTenants(ctx), c.removeShared(ctx)); err != nil {
 			return err
 		}
 	}
@@ -143,6 +146,22 @@ func (c *Cluster) removeTenants(ctx context.Context) error {
 		_, err := c.kube.CoreV1().Namespaces().Patch(ctx, n.Name, types.MergePatchType, []byte(`{"metadata":{"labels":{"`+barchan.TenantLabel+`":null}}}`), metav1.PatchOptions{FieldManager: kubeobjects.FieldManager})
 		if err = kubeobjects.Error(err); err != nil && !errors.Is(err, errs.ErrNotFound) {
 			return err
+		}
+	}
+	return nil
+}
+
+// removeShared deletes what the sandboxes of a namespace shared, and what no object owns.
+func (c *Cluster) removeShared(ctx context.Context) error {
+	for _, r := range []schema.GroupVersionResource{networking.SchemeGroupVersion.WithResource("networkpolicies"), policy.SchemeGroupVersion.WithResource("poddisruptionbudgets")} {
+		list, err := c.cfg.Dynamic.Resource(r).List(ctx, metav1.ListOptions{LabelSelector: sandbox.LabelPolicy})
+		if err != nil {
+			return kubeobjects.Error(err)
+		}
+		for i := range list.Items {
+			if err := c.objects.Delete(ctx, &list.Items[i]); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -20,6 +20,8 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,7 +51,8 @@ type Config struct {
 	// Log receives the informers' entries. Their library has one logger for the process: the
 	// first cache sets it. Nil: discarded.
 	Log *slog.Logger
-	// Pods has the cache hold the Pods of sandboxes too, without what no controller of ours reads.
+	// Pods has the cache hold the Pods of sandboxes too, without what no controller of ours reads, and the
+	// NetworkPolicies and PodDisruptionBudgets that select them.
 	Pods bool
 }
 
@@ -86,8 +89,10 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	watched.Wrap(failures.listen)
 	waits := newNotifier()
 	informers, err := crcache.New(watched, crcache.Options{
-		ByObject: map[client.Object]crcache.ByObject{&corev1.Pod{}: podSelection()},
-		Scheme:   scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: failures.note,
+		ByObject: map[client.Object]crcache.ByObject{
+			&corev1.Pod{}: podSelection(), &networkingv1.NetworkPolicy{}: ourSelection(), &policyv1.PodDisruptionBudget{}: ourSelection(),
+		},
+		Scheme: scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: failures.note,
 		NewInformer: func(from toolscache.ListerWatcher, o runtime.Object, resync time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
 			return toolscache.NewSharedIndexInformer(&relisting{from, func() { waits.notifyAll(reflect.TypeOf(o)) }}, o, resync, by)
 		},
@@ -105,7 +110,7 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	})
 	held := kinds()
 	if cfg.Pods {
-		held = append(held, &corev1.Pod{})
+		held = append(held, &corev1.Pod{}, &networkingv1.NetworkPolicy{}, &policyv1.PodDisruptionBudget{})
 	}
 	if err := c.watch(ctx, held); err != nil {
 		return nil, err

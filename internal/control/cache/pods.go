@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
 // PodsOf returns the Pods that a sandbox controls, if the cache holds Pods. They have no managed fields, no environment
@@ -27,11 +28,18 @@ func (c *Cache) PodsOf(ctx context.Context, owner types.UID) ([]*corev1.Pod, err
 
 // podSelection restricts the cache to the Pods of sandboxes, also those that agent-sandbox made, and to what is read of them.
 func podSelection() crcache.ByObject {
-	ours, err := labels.NewRequirement(agents.LabelSandboxNameHash, selection.Exists, nil)
+	return crcache.ByObject{Label: having(agents.LabelSandboxNameHash), Transform: trimPod}
+}
+
+// ourSelection restricts the cache to what a controller of ours has written.
+func ourSelection() crcache.ByObject { return crcache.ByObject{Label: having(sandbox.LabelPolicy)} }
+
+func having(label string) labels.Selector {
+	exists, err := labels.NewRequirement(label, selection.Exists, nil)
 	if err != nil {
 		panic(err) // a constant
 	}
-	return crcache.ByObject{Label: labels.NewSelector().Add(*ours), Transform: trimPod}
+	return labels.NewSelector().Add(*exists)
 }
 
 func trimPod(o any) (any, error) {

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -13,10 +15,12 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 )
 
-// NewScheme returns a scheme of our kinds and the core ones.
+// NewScheme returns a scheme of our kinds, and of those that sandboxes have in a cluster.
 func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, agents.AddToScheme, extensions.AddToScheme, barchan.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		corev1.AddToScheme, networkingv1.AddToScheme, policyv1.AddToScheme, agents.AddToScheme, extensions.AddToScheme, barchan.AddToScheme,
+	} {
 		if err := add(s); err != nil {
 			return nil, fmt.Errorf("register kinds: %w", err)
 		}

@@ -3,39 +3,18 @@ package egress
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// notPublic are the ranges that sandboxes reach only if the operator allows them. IPv4: private,
-// link-local (with the metadata address of clouds), shared, documentation, multicast and reserved
-// ranges. IPv6: everything except global unicast, and the parts of that which embed other
-// addresses.
-var notPublic = []Rule{
-	closed("0.0.0.0/8", "addresses of this network"),
-	closed("10.0.0.0/8", "private ranges"),
-	closed("100.64.0.0/10", "shared ranges"),
-	closed("127.0.0.0/8", "loopback addresses"),
-	closed("169.254.0.0/16", "link-local and metadata addresses"),
-	closed("172.16.0.0/12", "private ranges"),
-	closed("192.0.0.0/24", "ranges for protocols"),
-	closed("192.0.2.0/24", "ranges for documentation"),
-	closed("192.168.0.0/16", "private ranges"),
-	closed("198.18.0.0/15", "ranges for measurements"),
-	closed("198.51.100.0/24", "ranges for documentation"),
-	closed("203.0.113.0/24", "ranges for documentation"),
-	closed("224.0.0.0/3", "multicast and reserved ranges"),
-	closed("fc00::/7", "private ranges"),
-	closed("fe80::/10", "link-local addresses"),
-	closed("2001:db8::/32", "ranges for documentation"),
-	closed("3fff::/20", "ranges for documentation"),
-	closed("2001::/23", "ranges for protocols"),
-	closed("2002::/16", "IPv4 addresses embedded in IPv6"),
-	closed("::/3", "ranges that are not global unicast"),
-	closed("4000::/2", "ranges that are not global unicast"),
-	closed("8000::/1", "ranges that are not global unicast"),
-}
+// notPublic are the ranges of sandbox.NotPublic, as rules.
+var notPublic = closedRanges()
 
-func closed(prefix, what string) Rule {
-	return Rule{Prefix: netip.MustParsePrefix(prefix), From: what + " are closed (" + prefix + ")"}
+func closedRanges() (rules []Rule) {
+	for _, r := range sandbox.NotPublic() {
+		rules = append(rules, Rule{Prefix: r.Prefix, From: r.Name + " are closed (" + r.Prefix.String() + ")"})
+	}
+	return rules
 }
 
 // NotPublic are the ranges that are closed unless [HostRules.Reachable] has them.

@@ -18,6 +18,9 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
@@ -164,6 +167,7 @@ spec:
 		b.Errorf("status %q", got)
 	}
 	b.kubectl("exec", "plain", "--", "/pod", "echo", "entrypoint", "stays")
+	b.evict("plain")
 	pod := b.kubectl("get", "pod", "plain", "-o", "jsonpath={.metadata.uid}")
 	b.kubectl("patch", "sandbox", "plain", "--type=merge", "-p", `{"spec":{"operatingMode":"Suspended"}}`)
 	b.kubectl("wait", "--for=condition=Suspended", "--timeout=60s", "sandbox/plain")
@@ -175,6 +179,22 @@ spec:
 	b.kubectl("delete", "sandbox", "plain", "--cascade=foreground", "--timeout=60s")
 	if out := b.kubectl("get", "pod,service", "-l", "agents.x-k8s.io/sandbox-name-hash", "-o", "name"); strings.Contains(out, "plain") {
 		b.Errorf("left after the deletion: %s", out)
+	}
+}
+
+// evict verifies that the disruption controller counts the Pods of sandboxes, and then allows no eviction.
+func (b *barchan) evict(pod string) {
+	b.Helper()
+	eventually.NoError(b, "status of the PodDisruptionBudget", func() error {
+		pdb, err := b.Client.PolicyV1().PodDisruptionBudgets("default").Get(b.Context(), "barchan-claimed", metav1.GetOptions{})
+		if err == nil && (pdb.Status.ObservedGeneration != pdb.Generation || pdb.Status.CurrentHealthy == 0) {
+			err = fmt.Errorf("%+v", pdb.Status)
+		}
+		return err
+	})
+	err := b.Client.PolicyV1().Evictions("default").Evict(b.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}})
+	if !apierrors.IsTooManyRequests(err) || !strings.Contains(err.Error(), "disruption budget") {
+		b.Errorf("eviction of %s: %v", pod, err)
 	}
 }
 
@@ -427,7 +447,7 @@ func (b *barchan) purge() {
 		b.Errorf("a purge of a cluster in use, without --yes: %v\n%s", err, out)
 	}
 	b.Logf("purge printed:\n%s", b.cluster("purge", "--yes"))
-	for _, kind := range []string{"crds", "pods -A", "clusterroles", "validatingadmissionpolicies", "namespaces"} {
+	for _, kind := range []string{"crds", "pods -A", "clusterroles", "validatingadmissionpolicies", "networkpolicies -A", "poddisruptionbudgets -A", "namespaces"} {
 		for name := range strings.FieldsSeq(b.kubectl(append([]string{"get", "-o", "name"}, strings.Fields(kind)...)...)) {
 			if strings.Contains(name, "barchan") || strings.Contains(name, "x-k8s.io") || strings.HasPrefix(name, "pod/") {
 				b.Errorf("left: %s", name)

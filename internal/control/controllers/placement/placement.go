@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,10 +21,12 @@ import (
 // ErrNotOwned means that an object of a sandbox's name is not the sandbox's. It is left as it is.
 var ErrNotOwned = errors.New("is not owned by this sandbox")
 
-// Config configures New. Client, Tokens and AgentImage are required.
+// Config configures New. Client, Cache, Tokens, AgentImage and Namespace are required.
 type Config struct {
 	// Client writes to the API server, and reads from it.
 	Client client.Client
+	// Cache has the templates, NetworkPolicies and PodDisruptionBudgets that the API server sent last.
+	Cache client.Reader
 	// Tokens are those of the agents.
 	Tokens *sandbox.Tokens
 	// AgentImage has the agent at /barchan-agent.
@@ -31,6 +36,10 @@ type Config struct {
 	ImageVolumes bool
 	// RuntimeClass is that of templates that name none. Empty: the cluster's default.
 	RuntimeClass string
+	// Namespace has the Pods of Barchan's roles, with the label app.kubernetes.io/part-of: barchan. Only they reach all sandboxes.
+	Namespace string
+	// Reachable are ranges that sandboxes may reach although they are not public.
+	Reachable []netip.Prefix
 	// ClusterDomain ends the names of Services. Default cluster.local.
 	ClusterDomain string
 }
@@ -40,8 +49,8 @@ type Placer struct{ cfg Config }
 
 // New checks the configuration; it sends nothing.
 func New(cfg Config) (*Placer, error) {
-	if cfg.Client == nil || cfg.Tokens == nil || cfg.AgentImage == "" {
-		return nil, fmt.Errorf("placement: Client, Tokens and AgentImage are required: %w", errs.ErrInvalid)
+	if cfg.Client == nil || cfg.Cache == nil || cfg.Tokens == nil || cfg.AgentImage == "" || cfg.Namespace == "" {
+		return nil, fmt.Errorf("placement: Client, Cache, Tokens, AgentImage and Namespace are required: %w", errs.ErrInvalid)
 	}
 	if cfg.ClusterDomain == "" {
 		cfg.ClusterDomain = "cluster.local"
@@ -49,7 +58,7 @@ func New(cfg Config) (*Placer, error) {
 	return &Placer{cfg}, nil
 }
 
-// Place writes what a running sandbox lacks: its claims, its Service and then its Pod. owned has the
+// Place writes what a running sandbox lacks: its claims, its Service, its policies and then its Pod. owned has the
 // sandbox's Pods, as the caller knows them. Kinds of error: errs.ErrInvalid names a field that the API server or this package refuses;
 // ErrNotOwned, errs.ErrConflict with it, names an object in the way that the sandbox does not own.
 func (p *Placer) Place(ctx context.Context, s *agents.Sandbox, owned []*corev1.Pod) error {
@@ -63,6 +72,11 @@ func (p *Placer) Place(ctx context.Context, s *agents.Sandbox, owned []*corev1.P
 	if err != nil {
 		return err
 	}
+	marks, err := p.placePolicies(ctx, s)
+	if err != nil {
+		return err
+	}
+	marks.set(&pod.ObjectMeta, s)
 	return p.create(ctx, s, pod)
 }
 
@@ -90,17 +104,23 @@ func (p *Placer) Release(ctx context.Context, s *agents.Sandbox) error {
 // create writes an object unless the sandbox has it.
 func (p *Placer) create(ctx context.Context, s *agents.Sandbox, o client.Object) error {
 	err := p.cfg.Client.Create(ctx, o)
+	if apierrors.IsAlreadyExists(err) {
+		return p.checkOwned(ctx, s, o)
+	}
+	return createError(err, o)
+}
+
+// createError gives an error of a create its kind.
+func createError(err error, o client.Object) error {
 	switch {
 	case err == nil:
 		return nil
-	case apierrors.IsAlreadyExists(err):
-		return p.checkOwned(ctx, s, o)
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
 		return fmt.Errorf("%w: %w", err, errs.ErrInvalid)
 	case apierrors.IsForbidden(err): // a quota, or an admission policy, which may change
 		return errs.Public(fmt.Errorf("%w: %w", err, errs.ErrExhausted), err.Error())
 	}
-	return fmt.Errorf("create %T %s/%s: %w", o, s.Namespace, o.GetName(), err)
+	return fmt.Errorf("create %s %s/%s: %w", kindOf(o), o.GetNamespace(), o.GetName(), err)
 }
 
 // CheckPod returns ErrNotOwned if a Pod of the sandbox's name is not the sandbox's. It reads the API server.
@@ -118,11 +138,15 @@ func (p *Placer) checkOwned(ctx context.Context, s *agents.Sandbox, o client.Obj
 		return fmt.Errorf("read %T %s/%s: %w", o, s.Namespace, o.GetName(), err)
 	}
 	if !metav1.IsControlledBy(o, s) {
-		kind := kindOf(o)
-		return errs.Public(fmt.Errorf("%s %s/%s %w: %w", kind, o.GetNamespace(), o.GetName(), ErrNotOwned, errs.ErrConflict),
-			fmt.Sprintf("%s %s exists and %s; delete or rename it", kind, o.GetName(), ErrNotOwned))
+		return notOwned(o)
 	}
 	return nil
+}
+
+func notOwned(o client.Object) error {
+	kind := kindOf(o)
+	return errs.Public(fmt.Errorf("%s %s/%s %w: %w", kind, o.GetNamespace(), o.GetName(), ErrNotOwned, errs.ErrConflict),
+		fmt.Sprintf("%s %s exists and %s; delete or rename it", kind, o.GetName(), ErrNotOwned))
 }
 
 func kindOf(o client.Object) string {
@@ -131,6 +155,10 @@ func kindOf(o client.Object) string {
 		return "Pod"
 	case *corev1.Service:
 		return "Service"
+	case *networkingv1.NetworkPolicy:
+		return "NetworkPolicy"
+	case *policyv1.PodDisruptionBudget:
+		return "PodDisruptionBudget"
 	default:
 		return "PersistentVolumeClaim"
 	}

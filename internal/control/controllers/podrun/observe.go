@@ -89,11 +89,13 @@ func names(pods []*corev1.Pod) string {
 	return strings.Join(all, ", ")
 }
 
-// prepared reports whether the agent of the Pod's running container has accepted the sandbox's token. A Pod that agent-sandbox made,
-// before its cluster was taken over, has no agent to wait for.
+// hasAgent reports whether a Pod has an agent. One that agent-sandbox made, before its cluster was taken over, has none.
+func hasAgent(pod *corev1.Pod) bool { return pod.Labels[sandbox.LabelID] != "" }
+
+// prepared reports whether the agent of the Pod's running container, if the Pod has one, has accepted the sandbox's token.
 func prepared(s *agents.Sandbox, pod *corev1.Pod) bool {
 	start := startOf(pod)
-	if _, ours := pod.Labels[sandbox.LabelID]; !ours {
+	if !hasAgent(pod) {
 		return !start.IsZero()
 	}
 	return !start.IsZero() && s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil && s.Status.Barchan.StartedAt.Time.Equal(start)

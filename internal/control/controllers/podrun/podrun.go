@@ -10,9 +10,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -110,17 +113,22 @@ func (r *Runner) Bind(ctx context.Context, s *agents.Sandbox) error {
 	if r.initialized(s, start) {
 		return nil
 	}
+	pods, err := r.pods(ctx, s.UID)
+	if err != nil || len(pods) == 1 && !hasAgent(pods[0]) {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	return r.send(ctx, s, start)
 }
 
-// SetEgress refuses what no NetworkPolicy can express.
-func (r *Runner) SetEgress(_ context.Context, s *agents.Sandbox) error {
-	if b := s.Spec.Barchan; b != nil && (b.Network != nil || b.NetworkPolicy != nil) {
-		return refused("network", "the egress of a Pod is not restricted yet; write a NetworkPolicy")
+// SetEgress applies the sandbox's policies to its Pod. It refuses what no NetworkPolicy can express.
+func (r *Runner) SetEgress(ctx context.Context, s *agents.Sandbox) error {
+	pods, err := r.pods(ctx, s.UID)
+	if err != nil {
+		return err
 	}
-	return nil
+	return r.cfg.Placer.Restrict(ctx, s, pods)
 }
 
 // Suspend deletes the Pod of a sandbox that keeps its volumes only.
@@ -198,11 +206,43 @@ func (r *Runner) state(ctx context.Context, s *agents.Sandbox, pods []*corev1.Po
 	return seen, err
 }
 
-// Changes reconciles the sandbox that controls a Pod whenever the Pod changes.
-func Changes(from crcache.Cache) source.Source {
-	return controllers.Watch(from, &corev1.Pod{}, func(_ context.Context, old, now *corev1.Pod, q controllers.Queue) {
-		if owner := metav1.GetControllerOf(cmp.Or(now, old)); owner != nil {
-			q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: cmp.Or(now, old).Namespace, Name: owner.Name}})
-		}
-	})
+// Changes reconciles the sandbox that controls a Pod whenever the Pod changes, and the sandboxes of a policy when a client
+// changes or deletes it.
+func Changes(from crcache.Cache) []source.Source {
+	return []source.Source{
+		controllers.Watch(from, &corev1.Pod{}, func(_ context.Context, old, now *corev1.Pod, q controllers.Queue) {
+			addOwner(q, cmp.Or(now, old))
+		}),
+		controllers.Watch(from, &networkingv1.NetworkPolicy{}, func(ctx context.Context, old, now *networkingv1.NetworkPolicy, q controllers.Queue) {
+			if old != nil && (now == nil || now.Generation != old.Generation) {
+				addSelected(ctx, from, q, old.Namespace, &old.Spec.PodSelector)
+			}
+		}),
+		controllers.Watch(from, &policyv1.PodDisruptionBudget{}, func(ctx context.Context, old, now *policyv1.PodDisruptionBudget, q controllers.Queue) {
+			if old != nil && (now == nil || now.Generation != old.Generation) {
+				addSelected(ctx, from, q, old.Namespace, old.Spec.Selector)
+			}
+		}),
+	}
+}
+
+func addOwner(q controllers.Queue, pod *corev1.Pod) {
+	if owner := metav1.GetControllerOf(pod); owner != nil {
+		q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: owner.Name}})
+	}
+}
+
+// addSelected adds the sandboxes whose Pods a policy selected.
+func addSelected(ctx context.Context, from client.Reader, q controllers.Queue, namespace string, selector *metav1.LabelSelector) {
+	selected, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return // not as the API server has it
+	}
+	var pods corev1.PodList
+	if err := from.List(ctx, &pods, client.InNamespace(namespace), client.MatchingLabelsSelector{Selector: selected}); err != nil {
+		return // the cache has stopped
+	}
+	for i := range pods.Items {
+		addOwner(q, &pods.Items[i])
+	}
 }
