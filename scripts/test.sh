@@ -69,6 +69,8 @@ else
 	# The longest of them come first.
 	run servers ./test/... -p=1 -shuffle=off "$@" &
 	servers=$!
+	# What packages and servers share is compiled once, and not by two go commands at a time.
+	scripts/build.sh race || status=$?
 	run packages "$(go list ./... | grep -v '/test/' | tr '\n' ' ')" -p=2 "${race[@]}" "$@" || status=$?
 	wait "$servers" || status=$?
 fi
