@@ -78,6 +78,9 @@ func TestPodPolicies(t *testing.T) {
 		strings.Contains(got, "ingress\":") || shared.Spec.PodSelector.MatchLabels[sandbox.LabelPolicy] != pod.Labels[sandbox.LabelPolicy] {
 		t.Errorf("the default is %s", got)
 	}
+	if got := specOf(t, p.sharedBy(p.pod(p.sandbox("served", withService)))); !strings.Contains(got, `"ingress":[{"from":[{"podSelector":{}}]}]`) {
+		t.Errorf("with a Service it is %s", got)
+	}
 	second := p.pod(p.sandbox("two"))
 	if second.Labels[sandbox.LabelPolicy] != pod.Labels[sandbox.LabelPolicy] {
 		t.Errorf("labels %v and %v", second.Labels, pod.Labels)

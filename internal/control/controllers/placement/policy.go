@@ -45,8 +45,13 @@ type netPolicy struct {
 	Egress  []networkingv1.NetworkPolicyEgressRule
 }
 
-func (p *Placer) policyOf(b *agents.BarchanSpec) (n netPolicy, err error) {
+// policyOf returns what a sandbox's policy allows. A sandbox with a Service is there for the Pods of its namespace.
+func (p *Placer) policyOf(s *agents.Sandbox) (n netPolicy, err error) {
+	b := s.Spec.Barchan
 	n.Egress, err = p.egressOf(b)
+	if s.Spec.Service != nil && *s.Spec.Service {
+		n.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}
+	}
 	if b != nil && b.NetworkPolicy != nil {
 		for _, rule := range b.NetworkPolicy.Ingress {
 			n.Ingress = append(n.Ingress, networkingv1.NetworkPolicyIngressRule{From: rule.From, Ports: withProtocol(rule.Ports)})
@@ -80,7 +85,7 @@ func (n netPolicy) object(meta metav1.ObjectMeta, value string) *networkingv1.Ne
 // is touched. Kinds of error are those of Place.
 func (p *Placer) Restrict(ctx context.Context, s *agents.Sandbox, owned []*corev1.Pod) error {
 	if len(owned) != 1 {
-		_, err := p.policyOf(s.Spec.Barchan)
+		_, err := p.policyOf(s)
 		return err
 	}
 	marks, err := p.placePolicies(ctx, s)
@@ -160,7 +165,7 @@ func (p *Placer) closed(namespace string) *networkingv1.NetworkPolicy {
 // networkPolicy returns the NetworkPolicy of a sandbox; nil if its template leaves that to others. The secure default is that of
 // the namespace, the policy of a template the template's, both by their content; any other is the sandbox's own.
 func (p *Placer) networkPolicy(ctx context.Context, s *agents.Sandbox) (*networkingv1.NetworkPolicy, error) {
-	policy, err := p.policyOf(s.Spec.Barchan)
+	policy, err := p.policyOf(s)
 	if err != nil {
 		return nil, err
 	}
@@ -195,8 +200,9 @@ func (p *Placer) networkPolicy(ctx context.Context, s *agents.Sandbox) (*network
 // hasPolicy reports whether a template's sandboxes have the policy of this hash.
 func (p *Placer) hasPolicy(t *extensions.SandboxTemplate, hash string) bool {
 	s := &agents.Sandbox{}
+	s.Spec.SandboxBlueprint = *t.Spec.SandboxBlueprint.DeepCopy()
 	pool.Refresh(s, t)
-	policy, err := p.policyOf(s.Spec.Barchan)
+	policy, err := p.policyOf(s)
 	if err != nil {
 		return false
 	}
