@@ -516,7 +516,7 @@ func schema_barchan_api_agents_v1beta1_BarchanSpec(ref common.ReferenceCallback)
 					},
 					"suspend": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Suspend is what operatingMode Suspended keeps.",
+							Description: "Suspend is what operatingMode Suspended keeps. A Pod of a cluster has no memory or root file system to keep: there only Delete can be suspended.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -530,13 +530,13 @@ func schema_barchan_api_agents_v1beta1_BarchanSpec(ref common.ReferenceCallback)
 					},
 					"restore": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Restore starts the sandbox from a checkpoint and not from its image. It cannot change.",
+							Description: "Restore starts the sandbox from a checkpoint and not from its image. It cannot change. Refused in a cluster, where a sandbox is a Pod.",
 							Ref:         ref(v1beta1.RestoreSource{}.OpenAPIModelName()),
 						},
 					},
 					"warmUp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "WarmUp is run in the sandbox before it is ready for the first time. Members of a warm pool are restored from the checkpoint of one in which it has run.",
+							Description: "WarmUp is run in the sandbox before it is ready for the first time. Members of a warm pool are restored from the checkpoint of one in which it has run. Refused in a cluster, where a sandbox is a Pod.",
 							Ref:         ref(v1beta1.WarmUp{}.OpenAPIModelName()),
 						},
 					},
@@ -668,7 +668,7 @@ func schema_barchan_api_agents_v1beta1_EgressPolicy(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "AllowOut lists addresses, CIDRs and domain names that win over DenyOut.",
+							Description: "AllowOut lists addresses, CIDRs and domain names that win over DenyOut. Domain names are refused in a cluster, where a sandbox is a Pod.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

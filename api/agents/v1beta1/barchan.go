@@ -64,7 +64,8 @@ type BarchanSpec struct {
 	// +optional
 	// +kubebuilder:default=Shutdown
 	OnTimeout TimeoutAction `json:"onTimeout,omitempty"`
-	// Suspend is what operatingMode Suspended keeps.
+	// Suspend is what operatingMode Suspended keeps. A Pod of a cluster has no memory or root file system to keep: there
+	// only Delete can be suspended.
 	// +optional
 	// +kubebuilder:default=Memory
 	Suspend SuspendMode `json:"suspend,omitempty"`
@@ -73,11 +74,12 @@ type BarchanSpec struct {
 	// +optional
 	// +kubebuilder:default=Memory
 	Resume ResumeMode `json:"resume,omitempty"`
-	// Restore starts the sandbox from a checkpoint and not from its image. It cannot change.
+	// Restore starts the sandbox from a checkpoint and not from its image. It cannot change. Refused in a cluster, where
+	// a sandbox is a Pod.
 	// +optional
 	Restore *RestoreSource `json:"restore,omitempty"`
 	// WarmUp is run in the sandbox before it is ready for the first time. Members of a warm pool are
-	// restored from the checkpoint of one in which it has run.
+	// restored from the checkpoint of one in which it has run. Refused in a cluster, where a sandbox is a Pod.
 	// +optional
 	WarmUp *WarmUp `json:"warmUp,omitempty"`
 	// Fork restricts what forks take from the sandbox. Unset: all but the environment variables of its claim.
@@ -211,7 +213,8 @@ type EgressPolicy struct {
 	// +optional
 	// +kubebuilder:default=true
 	Internet *bool `json:"internet,omitempty"`
-	// AllowOut lists addresses, CIDRs and domain names that win over DenyOut.
+	// AllowOut lists addresses, CIDRs and domain names that win over DenyOut. Domain names are refused in a cluster, where a
+	// sandbox is a Pod.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
