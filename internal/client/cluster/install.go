@@ -349,8 +349,8 @@ func (c *Cluster) prune(ctx context.Context, before, now []reference) error {
 			continue
 		}
 		c.report("remove", "%s, which this version does not have", kubeobjects.ID(r.object()))
-		if err := c.objects.Delete(ctx, r.object()); err != nil {
-			return fmt.Errorf("remove %s: %w", kubeobjects.ID(r.object()), err)
+		if err := c.remove(ctx, r.object()); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -42,15 +42,30 @@ type PurgeOptions struct {
 func (c *Cluster) Count(ctx context.Context) (map[string]int, error) {
 	counts := map[string]int{}
 	for _, r := range purged {
-		list, err := c.list(ctx, r)
+		n, err := c.count(ctx, r)
 		if err != nil {
 			return nil, err
 		}
-		if len(list) > 0 {
-			counts[r.Resource] = len(list)
+		if n > 0 {
+			counts[r.Resource] = n
 		}
 	}
 	return counts, nil
+}
+
+// count returns how many objects of a resource there are, and reads one at most; none if the server does not have it.
+func (c *Cluster) count(ctx context.Context, r schema.GroupVersionResource) (int, error) {
+	list, err := c.cfg.Dynamic.Resource(r).List(ctx, metav1.ListOptions{Limit: 1})
+	if err = kubeobjects.Error(err); errors.Is(err, errs.ErrNotFound) {
+		return 0, nil
+	} else if err != nil {
+		return 0, err
+	}
+	n := len(list.Items)
+	if more := list.GetRemainingItemCount(); more != nil {
+		n += int(*more)
+	}
+	return n, nil
 }
 
 // list returns all objects of a resource; none if the server does not have it.
@@ -83,8 +98,8 @@ func (c *Cluster) Purge(ctx context.Context, opt PurgeOptions) error {
 	left := slices.DeleteFunc(slices.Clone(r.Objects), func(o reference) bool { return opt.KeepObjects && o.Kind == kindCRD })
 	for _, o := range slices.Backward(left) {
 		c.report("remove", "%s", kubeobjects.ID(o.object()))
-		if err := c.objects.Delete(ctx, o.object()); err != nil {
-			return fmt.Errorf("remove %s: %w", kubeobjects.ID(o.object()), err)
+		if err := c.remove(ctx, o.object()); err != nil {
+			return err
 		}
 	}
 	for _, o := range slices.Backward(left) {
@@ -97,11 +112,19 @@ func (c *Cluster) Purge(ctx context.Context, opt PurgeOptions) error {
 		last = append(last, reference{"v1", "Secret", c.cfg.Namespace, TokenSecret}.object(), reference{"v1", "Namespace", "", c.cfg.Namespace}.object())
 	}
 	for _, u := range last {
-		if err := c.objects.Delete(ctx, u); err != nil {
-			return fmt.Errorf("remove %s: %w", kubeobjects.ID(u), err)
+		if err := c.remove(ctx, u); err != nil {
+			return err
 		}
 	}
 	return c.awaitGone(ctx, last[len(last)-1])
+}
+
+// remove deletes an object, if it is there.
+func (c *Cluster) remove(ctx context.Context, u *unstructured.Unstructured) error {
+	if err := c.objects.Delete(ctx, u); err != nil {
+		return fmt.Errorf("remove %s: %w", kubeobjects.ID(u), err)
+	}
+	return nil
 }
 
 // deleteAll deletes all objects of a resource, and waits until they are gone. If the controllers do not end them in time, their
@@ -159,7 +182,7 @@ func (c *Cluster) removeShared(ctx context.Context) error {
 			return kubeobjects.Error(err)
 		}
 		for i := range list.Items {
-			if err := c.objects.Delete(ctx, &list.Items[i]); err != nil {
+			if err := c.remove(ctx, &list.Items[i]); err != nil {
 				return err
 			}
 		}

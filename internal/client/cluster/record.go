@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -38,7 +37,9 @@ func referenceTo(u *unstructured.Unstructured) reference {
 }
 
 func (r reference) object() *unstructured.Unstructured {
-	u := kubeobjects.Unnamed(schema.FromAPIVersionAndKind(r.APIVersion, r.Kind))
+	u := &unstructured.Unstructured{}
+	u.SetAPIVersion(r.APIVersion)
+	u.SetKind(r.Kind)
 	u.SetNamespace(r.Namespace)
 	u.SetName(r.Name)
 	return u

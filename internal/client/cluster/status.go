@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
-	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
@@ -86,7 +85,7 @@ func (c *Cluster) Doctor(ctx context.Context) []adminclient.Check {
 	if errors.Is(err, errs.ErrNotFound) {
 		return append(checks, c.checkRights(ctx), warning("installation", err.Error(), ""))
 	} else if err != nil {
-		return append(checks, failed("installation", err, ""))
+		return append(checks, failed("installation", err.Error(), ""))
 	}
 	checks = append(checks, c.checkObjects(ctx, r))
 	for _, o := range r.Objects {
@@ -105,14 +104,14 @@ func warning(name, detail, remedy string) adminclient.Check {
 	return adminclient.Check{Name: name, State: adminclient.CheckWarning, Detail: detail, Remedy: remedy}
 }
 
-func failed(name string, err error, remedy string) adminclient.Check {
-	return adminclient.Check{Name: name, State: adminclient.CheckFailed, Detail: err.Error(), Remedy: remedy}
+func failed(name, detail, remedy string) adminclient.Check {
+	return adminclient.Check{Name: name, State: adminclient.CheckFailed, Detail: detail, Remedy: remedy}
 }
 
 func (c *Cluster) checkKubernetes() adminclient.Check {
 	version, err := c.checkVersion()
 	if err != nil {
-		return failed("kubernetes", err, "upgrade the cluster")
+		return failed("kubernetes", err.Error(), "upgrade the cluster")
 	}
 	return ok("kubernetes", version)
 }
@@ -120,7 +119,7 @@ func (c *Cluster) checkKubernetes() adminclient.Check {
 func (c *Cluster) checkNodes(ctx context.Context) adminclient.Check {
 	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return failed("nodes", kubeobjects.Error(err), "")
+		return failed("nodes", kubeobjects.Error(err).Error(), "")
 	}
 	var lost []string
 	for _, n := range nodes.Items {
@@ -146,7 +145,7 @@ func (c *Cluster) checkRuntimes(ctx context.Context) adminclient.Check {
 	const name = "isolation"
 	classes, err := c.kube.NodeV1().RuntimeClasses().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return failed(name, kubeobjects.Error(err), "")
+		return failed(name, kubeobjects.Error(err).Error(), "")
 	}
 	var found []string
 	for _, class := range classes.Items {
@@ -167,12 +166,9 @@ func (c *Cluster) checkUpstream(ctx context.Context) adminclient.Check {
 	case errors.Is(err, errs.ErrNotFound):
 		return ok(name, "none works on the same objects")
 	case err != nil:
-		return failed(name, err, "")
+		return failed(name, err.Error(), "")
 	case d.Status.Replicas > 0:
-		return adminclient.Check{
-			Name: name, State: adminclient.CheckFailed, Detail: "agent-sandbox's controller runs in namespace " + upstreamNamespace,
-			Remedy: "`barchan cluster install --take-over` stops it",
-		}
+		return failed(name, "agent-sandbox's controller runs in namespace "+upstreamNamespace, "`barchan cluster install --take-over` stops it")
 	}
 	return ok(name, "agent-sandbox's controller is stopped")
 }
@@ -191,13 +187,10 @@ func (c *Cluster) checkRights(ctx context.Context) adminclient.Check {
 			Spec: authorization.SelfSubjectAccessReviewSpec{ResourceAttributes: &a},
 		}, metav1.CreateOptions{})
 		if err != nil {
-			return failed(name, kubeobjects.Error(err), "")
+			return failed(name, kubeobjects.Error(err).Error(), "")
 		}
 		if !review.Status.Allowed {
-			return adminclient.Check{
-				Name: name, State: adminclient.CheckFailed, Detail: fmt.Sprintf("this kubeconfig may not %s %s", a.Verb, cmp.Or(a.Group+"/", "")+a.Resource),
-				Remedy: "use that of a cluster administrator",
-			}
+			return failed(name, fmt.Sprintf("this kubeconfig may not %s %s", a.Verb, cmp.Or(a.Group+"/", "")+a.Resource), "use that of a cluster administrator")
 		}
 	}
 	return ok(name, "this kubeconfig may install")
@@ -211,14 +204,11 @@ func (c *Cluster) checkObjects(ctx context.Context, r record) adminclient.Check 
 		if _, err := c.get(ctx, o.object()); errors.Is(err, errs.ErrNotFound) {
 			missing = append(missing, kubeobjects.ID(o.object()))
 		} else if err != nil {
-			return failed(name, err, "")
+			return failed(name, err.Error(), "")
 		}
 	}
 	if len(missing) > 0 {
-		return adminclient.Check{
-			Name: name, State: adminclient.CheckFailed, Detail: fmt.Sprintf("%d of %d objects are missing: %s", len(missing), len(r.Objects), strings.Join(missing, ", ")),
-			Remedy: "`barchan cluster install` creates them again",
-		}
+		return failed(name, fmt.Sprintf("%d of %d objects are missing: %s", len(missing), len(r.Objects), strings.Join(missing, ", ")), "`barchan cluster install` creates them again")
 	}
 	if r.Version != c.cfg.Version {
 		return warning(name, fmt.Sprintf("version %s; this program is %s", r.Version, c.cfg.Version), "`barchan cluster install` changes it to this program's")
@@ -230,9 +220,9 @@ func (c *Cluster) checkDeployment(ctx context.Context, name string) adminclient.
 	r, err := c.role(ctx, name)
 	switch {
 	case err != nil:
-		return failed(name, err, "")
+		return failed(name, err.Error(), "")
 	case !r.rolledOut:
-		return adminclient.Check{Name: name, State: adminclient.CheckFailed, Detail: r.Text(), Remedy: fmt.Sprintf("see `kubectl describe deployment -n %s %s`", c.cfg.Namespace, name)}
+		return failed(name, r.Text(), fmt.Sprintf("see `kubectl describe deployment -n %s %s`", c.cfg.Namespace, name))
 	}
 	return ok(name, r.Text())
 }
@@ -242,9 +232,9 @@ func (c *Cluster) checkLeader(ctx context.Context) adminclient.Check {
 	leader, err := c.leader(ctx)
 	switch {
 	case err != nil:
-		return failed(name, err, "")
+		return failed(name, err.Error(), "")
 	case leader == "":
-		return adminclient.Check{Name: name, State: adminclient.CheckFailed, Detail: "no controller works", Remedy: fmt.Sprintf("see `kubectl logs -n %s deployment/barchan-controller`", c.cfg.Namespace)}
+		return failed(name, "no controller works", fmt.Sprintf("see `kubectl logs -n %s deployment/barchan-controller`", c.cfg.Namespace))
 	}
 	return ok(name, leader)
 }
@@ -254,7 +244,7 @@ func (c *Cluster) checkTenants(ctx context.Context) adminclient.Check {
 	const name = "tenants"
 	keys, err := c.list(ctx, barchan.GroupVersion.WithResource("apikeys"))
 	if err != nil {
-		return failed(name, err, "")
+		return failed(name, err.Error(), "")
 	}
 	namespaces := map[string]bool{}
 	for _, k := range keys {
@@ -263,7 +253,7 @@ func (c *Cluster) checkTenants(ctx context.Context) adminclient.Check {
 	for namespace := range namespaces {
 		got, err := c.kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 		if err != nil {
-			return failed(name, kubeobjects.Error(err), "")
+			return failed(name, kubeobjects.Error(err).Error(), "")
 		}
 		if _, is := got.Labels[barchan.TenantLabel]; !is {
 			return warning(name, fmt.Sprintf("namespace %s has API keys, but not the label %s", namespace, barchan.TenantLabel), fmt.Sprintf("`kubectl label namespace %s %s=`", namespace, barchan.TenantLabel))
@@ -277,12 +267,12 @@ func (c *Cluster) checkTenants(ctx context.Context) adminclient.Check {
 
 func (c *Cluster) checkTemplates(ctx context.Context) adminclient.Check {
 	const name = "templates"
-	list, err := c.list(ctx, extensions.GroupVersion.WithResource("sandboxtemplates"))
+	n, err := c.CountTemplates(ctx)
 	if err != nil {
-		return failed(name, err, "")
+		return failed(name, err.Error(), "")
 	}
-	if len(list) == 0 {
+	if n == 0 {
 		return warning(name, "there is none, so that the REST API cannot create sandboxes", "`barchan cluster install --template-image IMAGE` makes the template base")
 	}
-	return ok(name, fmt.Sprint(len(list)))
+	return ok(name, fmt.Sprint(n))
 }

@@ -25,6 +25,11 @@ type Template struct {
 // templateName is E2B's default.
 const templateName = "base"
 
+// CountTemplates returns how many templates the cluster has.
+func (c *Cluster) CountTemplates(ctx context.Context) (int, error) {
+	return c.count(ctx, extensions.GroupVersion.WithResource("sandboxtemplates"))
+}
+
 // ApplyTemplate creates or changes the template of all tenants. Its program waits, and ends at a SIGTERM.
 func (c *Cluster) ApplyTemplate(ctx context.Context, t Template) error {
 	grace := int64(1)

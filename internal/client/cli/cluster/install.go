@@ -89,11 +89,11 @@ func makeTemplate(cmd *cobra.Command, c *cluster.Cluster, image string) error {
 	if image == "" {
 		return nil
 	}
-	counts, err := c.Count(cmd.Context())
+	n, err := c.CountTemplates(cmd.Context())
 	if err != nil {
 		return err
 	}
-	if counts[app.TemplatesResource.Resource] > 0 && !cmd.Flags().Changed("template-image") {
+	if n > 0 && !cmd.Flags().Changed("template-image") {
 		return nil
 	}
 	return c.ApplyTemplate(cmd.Context(), cluster.Template{Image: image, CPU: resource.MustParse("2"), Memory: resource.MustParse("512Mi")})
