@@ -66,5 +66,5 @@ release: runtimes ## make what users install: dist/*.tar.gz, dist/*.deb
 bench: runtimes build ## measure, with a baseline beside each result (ARGS="--only exec --json")
 	@scripts/bench.sh $(ARGS)
 
-bench-kube: deps ## measure claims on a real kube-apiserver with faked kubelets (ARGS="-rounds 3 -json -peer DIR")
+bench-kube: deps ## measure claims on a real kube-apiserver with faked kubelets (ARGS="-rounds 3 -json -peer DIR", ARGS="-sandboxes 100,10000")
 	@scripts/bench-kube.sh $(ARGS)

@@ -53,18 +53,18 @@ var layers = [][]string{
 		"internal/client/adminclient", "internal/client/restclient", "internal/client/kubeobjects", "internal/testkit",
 	},
 	4: {
-		"internal/control/claiming", "internal/control/agentclient", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
+		"internal/control/claiming", "internal/control/agentclient", "internal/control/kubeauth", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
 		"internal/node/plan", "internal/node/probe", "internal/node/programs", "internal/client/cluster",
 	},
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/adminapi", "internal/config", "internal/node/journal", "internal/testkit/kubeinstall"},
-	6:  {"internal/edge/e2b", "internal/node/registry"},
+	6:  {"internal/edge/e2b", "internal/node/registry", "internal/testkit/kubefakes"},
 	7:  {"internal/node/checkpoint"},
 	8:  {"internal/node/transfer", "internal/node/operation", "internal/client/cli/terminal"},
 	9:  {"internal/node/inventory", "internal/node/capture", "internal/node/suspend", "internal/node/supervise", "internal/client/cli/app"},
 	10: {"internal/node/recovery"},
 	11: {"internal/node"},
 	12: {
-		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/cluster", "internal/client/cli/files", "internal/client/cli/ports",
+		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/cluster", "internal/client/cli/files", "internal/client/cli/mcp", "internal/client/cli/ports",
 		"internal/client/cli/resources", "internal/client/cli/sandboxes",
 	},
 	13: {"internal/client/cli"},
@@ -98,9 +98,10 @@ var owners = map[string][]string{
 	"golang.org/x/crypto/acme":         {"internal/edge/acme"},
 	"github.com/spf13/cobra": {
 		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/cluster", "internal/client/cli/files",
-		"internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes",
+		"internal/client/cli/mcp", "internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes",
 	},
 	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/base/portable", "internal/client/cluster"},
+	"github.com/modelcontextprotocol/go-sdk": {"internal/client/cli/mcp"},
 	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
 }
 

@@ -3,7 +3,7 @@
 # definitions and CRDs. Harmless to repeat; `git diff --exit-code` afterwards tells whether
 # anything was stale.
 #
-# The types of Kubernetes carry no markers of ours: tighten.go adds what our rules ask of them.
+# The types of Kubernetes carry no markers of ours: tighten.go adds what our rules ask of them, and removes their descriptions.
 #
 # openapi-gen writes its model-name file into every input package that it may, the module
 # cache included; so model names are made for our packages alone, in a run of their own.
@@ -26,5 +26,5 @@ tool openapi-gen --go-header-file "$scratch/header.txt" --report-filename /dev/n
 tool openapi-gen --go-header-file "$scratch/header.txt" --report-filename /dev/null \
   --output-dir api/openapi --output-pkg github.com/barchan-dev/barchan/api/openapi \
   --output-file zz_generated.openapi.go "${own[@]}" "${kube[@]}"
-tool controller-gen crd:maxDescLen=0 paths=./api/... output:crd:dir=api/crds
+tool controller-gen crd paths=./api/... output:crd:dir=api/crds
 go run api/tighten.go api/crds/*.yaml

@@ -2,6 +2,8 @@
 
 // Tighten adds to CRDs our rules for a pod spec that a marker cannot express, because the
 // type is not ours: that there is a container, and that names of containers are DNS labels.
+// It removes the descriptions of Kubernetes' own types, which are most of the text: `kubectl explain pod.spec`
+// has them, and an API server keeps each CRD several times in memory.
 //
 //	go run api/tighten.go api/crds/*.yaml
 package main
@@ -38,7 +40,7 @@ func tighten(path string) error {
 	return os.WriteFile(path, append([]byte("---\n"), text...), 0o644)
 }
 
-// walk finds the schemas of pod templates below a node.
+// walk finds the schemas of Kubernetes' own types below a node.
 func walk(node any) {
 	switch n := node.(type) {
 	case []any:
@@ -48,9 +50,35 @@ func walk(node any) {
 	case map[string]any:
 		if template, ok := n["podTemplate"].(map[string]any); ok {
 			tightenContainers(at(template, "properties", "spec", "properties", "containers"))
+			strip(at(template, "properties", "spec", "properties"))
+		}
+		if claims, ok := n["volumeClaimTemplates"].(map[string]any); ok {
+			strip(at(claims, "items", "properties", "spec", "properties"))
+		}
+		if policy, ok := n["networkPolicy"].(map[string]any); ok {
+			for _, rules := range []string{"ingress", "egress"} {
+				strip(at(policy, "properties", rules, "items"))
+			}
 		}
 		for _, child := range n {
 			walk(child)
+		}
+	}
+}
+
+// strip removes the descriptions of a node and of all below it. A field that is called description stays.
+func strip(node any) {
+	switch n := node.(type) {
+	case []any:
+		for _, item := range n {
+			strip(item)
+		}
+	case map[string]any:
+		if _, is := n["description"].(string); is {
+			delete(n, "description")
+		}
+		for _, child := range n {
+			strip(child)
 		}
 	}
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures pools and claims on a real kube-apiserver, whose kubelets are faked; see
-# test/kube/bench. Arguments are those of that package, such as -rounds 3, -json, and
-# -peer DIR: another controller of the same kinds, which is measured in turns with ours.
+# test/kube/bench. Arguments are those of that package, such as -rounds 3, -json,
+# -peer DIR: another controller of the same kinds, which is measured in turns with ours,
+# and -sandboxes 100,10000: ours beside so many running sandboxes, with -replicas 3.
 # The report goes to stdout, all else to stderr.
 source "$(dirname "$0")/lib.sh"
 

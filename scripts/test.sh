@@ -5,7 +5,8 @@
 #
 # Without --all it leaves out most of the crash matrix, the soak, partitions, kube-apiserver,
 # and the race detector, which multiplies the time. With --kube it runs the tests that need a
-# Kubernetes, and these alone; the other two leave out those that start a whole cluster.
+# Kubernetes, and these alone. Of those --all has a part, from the installation in a cluster with a kubelet to its
+# purge, unless PKG or RUN is set.
 # PKG names packages (default ./...), RUN is a pattern of tests.
 #
 # In CI, up to three tests that failed run once more, each alone; what passes only
@@ -15,12 +16,14 @@ source "$(dirname "$0")/lib.sh"
 scripts/tool.sh gotestsum pebble
 export TEST_PART=fast
 race=()
+# A control plane, a node and its DNS.
+kubernetes=(kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl containerd-cri containerd-shim-runc-v2 runsc
+	containerd-shim-runsc-v1 cni-bridge cni-host-local cni-loopback coredns)
 if [[ ${1:-} == --kube ]]; then
 	shift
 	TEST_PART=kube
 	PKG=${PKG:-./test/kube/...}
-	scripts/tool.sh kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl helm \
-		containerd-cri containerd-shim-runc-v2 runsc containerd-shim-runsc-v1 cni-bridge cni-host-local cni-loopback
+	scripts/tool.sh "${kubernetes[@]}" helm kwok
 elif [[ ${1:-} == --all ]]; then
 	shift
 	TEST_PART=all
@@ -58,6 +61,18 @@ run() {
 		-vet=off -shuffle=on -timeout=45m -parallel=4 ${RUN:+-run="$RUN"} "$@"
 }
 
+# run_cluster FLAG... runs the part of the tests of a whole cluster that takes a few minutes. A run of CI that has taken
+# long until then, as from cold caches, leaves it out: it must end in time, and the programs of a cluster take minutes to build.
+run_cluster() {
+	if ((EPOCHSECONDS - ${CI_STARTED:-$EPOCHSECONDS} > 1500)); then
+		say "the tests of a whole cluster are left out after $(((EPOCHSECONDS - CI_STARTED) / 60)) minutes; make test-kube runs them"
+		return 0
+	fi
+	scripts/tool.sh "${kubernetes[@]}" || return
+	TEST_PART=kube run cluster ./test/kube/cluster -p=1 \
+		-run='^TestSandboxes$/^(doctor|pool and claim|peers|tokens of the cluster|purge)$' "$@"
+}
+
 status=0
 if [[ -n ${PKG:-} ]]; then
 	run all "$PKG" -p=2 "${race[@]}" "$@" || status=$?
@@ -67,7 +82,12 @@ else
 	# The tests below test/ are clients: of servers, some of which are built with the race detector, and of controllers that
 	# run under it where they are. They take as long as all others together.
 	# The longest of them come first.
-	run servers ./test/... -p=1 -shuffle=off "$@" &
+	# They end before the others, so that a cluster has its turn after them.
+	{
+		run servers ./test/... -p=1 -shuffle=off "$@" || status=$?
+		[[ -n ${RUN:-} ]] || run_cluster "$@" || status=$?
+		exit "$status"
+	} &
 	servers=$!
 	# What packages and servers share is compiled once, and not by two go commands at a time.
 	scripts/build.sh race || status=$?

@@ -55,6 +55,7 @@ recipe() {
 		version=helm.sh/helm/v4/internal/version.version=$(pinned helm.sh/helm/v4)
 		;;
 	kwok) module=tools/kwok package=sigs.k8s.io/kwok/cmd/kwok ;; # plays kubelets
+	coredns) module=tools/coredns package=. ;; # the DNS of a Kubernetes, in tests
 	pebble) module=tools/pebble package=github.com/letsencrypt/pebble/v2/cmd/pebble ;;
 	golangci-lint) module=tools package=github.com/golangci/golangci-lint/v2/cmd/golangci-lint ;;
 	checklocks) module=tools package=gvisor.dev/gvisor/tools/checklocks/cmd/checklocks ;;

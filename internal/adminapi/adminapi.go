@@ -10,12 +10,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
-	"os"
 	"path/filepath"
-	"sync"
-	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -89,79 +85,10 @@ func New(cfg Config) (*API, error) {
 // maxRequest bounds a JSON body; a tar has no bound but the disk.
 const maxRequest = 1 << 20
 
-// lastAnswers is how long a stopping API lets its last answers be read.
-const lastAnswers = 5 * time.Second
-
 // Run serves until ctx is done. The caller holds the data directory's lock: a
 // socket that is there already was left behind, and is replaced.
 func (a *API) Run(ctx context.Context) error {
-	if err := os.MkdirAll(filepath.Dir(a.cfg.Socket), 0o700); err != nil {
-		return fmt.Errorf("make directory of the admin socket: %w", err)
-	}
-	if err := os.Remove(a.cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove old admin socket: %w", err)
-	}
-	l, err := listen(ctx, a.cfg.Socket)
-	if err != nil {
-		return err
-	}
-	return a.serve(ctx, l)
-}
-
-// listen opens the socket under a name of its own and moves it into place when
-// it is closed to others.
-func listen(ctx context.Context, socket string) (net.Listener, error) {
-	tmp := socket + ".new"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove half-made admin socket: %w", err)
-	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "unix", tmp)
-	if err != nil {
-		return nil, fmt.Errorf("open admin socket: %w", err)
-	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	err = os.Chmod(tmp, 0o600)
-	if err == nil {
-		err = os.Rename(tmp, socket)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("place admin socket: %w", err), l.Close())
-	}
-	return l, nil
-}
-
-func (a *API) serve(ctx context.Context, l net.Listener) error {
-	srv := &http.Server{
-		Handler:           a.Handler(),
-		ReadHeaderTimeout: 10 * time.Second,
-		// Long work ends with the server, not with its last answers.
-		BaseContext: func(net.Listener) context.Context { return ctx },
-		ErrorLog:    slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
-	}
-	var served error
-	var wg sync.WaitGroup
-	over, end := context.WithCancel(ctx)
-	defer end()
-	wg.Go(func() {
-		served = srv.Serve(l)
-		end()
-	})
-	<-over.Done()
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastAnswers)
-	defer cancel()
-	if srv.Shutdown(grace) != nil {
-		_ = srv.Close() // remaining connections would not end on their own
-	}
-	wg.Wait()
-	err := os.Remove(a.cfg.Socket)
-	if errors.Is(err, os.ErrNotExist) {
-		err = nil
-	}
-	if !errors.Is(served, http.ErrServerClosed) {
-		err = errors.Join(fmt.Errorf("serve admin socket: %w", served), err)
-	}
-	return err
+	return Serve(ctx, Socket{Path: a.cfg.Socket, GID: -1}, a.Handler(), a.log)
 }
 
 // Handler serves the routes, for Run and for tests.

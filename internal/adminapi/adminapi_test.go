@@ -338,7 +338,8 @@ func TestOldSocketIsReplaced(t *testing.T) {
 	if err := os.WriteFile(socket, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	l, err := listen(t.Context(), socket)
+	at := Socket{Path: socket, GID: -1}
+	l, err := at.listen(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +349,7 @@ func TestOldSocketIsReplaced(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- api.serve(ctx, l) }()
+	go func() { done <- at.serve(ctx, l, api.Handler(), telemetry.Discard()) }()
 	if _, err := adminclient.New(socket, "/data").Status(t.Context()); err != nil {
 		t.Error(err)
 	}

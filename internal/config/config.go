@@ -26,11 +26,16 @@ type Config struct {
 	RunDir   string // sockets and PIDs
 	CacheDir string // what can be built again: runtimes, packages, images
 	NodeName string // this machine in Sandbox objects
-	Role     string // server, controller or replica
+	Role     string // server, controller, replica or node
 
-	// Of a controller or replica alone.
+	// Of a controller, replica or node alone.
 	APIKubeconfig string // of the API server that it uses; empty: that of the cluster whose Pod it is
 	TokenSecret   string // file with the secret of all replicas; empty: in the data directory
+
+	// NodeSocket is where a node answers its server, and of a server that of its node; empty: the server is the node too.
+	NodeSocket string
+	// NodeSocketGroup is of a node alone: the group that may open its socket; empty: root alone.
+	NodeSocketGroup string
 
 	// Of a controller alone.
 	AgentImage     string // has the agent of Pods
@@ -39,10 +44,12 @@ type Config struct {
 	ClusterDomain  string // ends the names of Services
 	LeaseNamespace string // of the Lease that one controller holds
 
+	KubeTokens bool // of a replica: tokens of the Kubernetes cluster are keys of the REST API
+
 	PeerAddr     string   // gossip with other replicas; empty: there are none
 	PeerPushAddr string   // routes from them
 	PeerSeeds    []string // gossip of others
-	PeerDir      string   // key and authority that all replicas share
+	PeerDir      string   // key and authority that all replicas share; empty: derived from TokenSecret on a cluster, otherwise in the data directory
 
 	HTTPAddr string   // REST API and sandbox traffic, plain
 	TLSAddr  string   // the same over TLS; empty: not served
@@ -130,6 +137,8 @@ const (
 	RoleController = "controller"
 	// RoleReplica is one more manager and gateway for an API server that runs elsewhere.
 	RoleReplica = "replica"
+	// RoleNode runs the sandboxes of a server that has NodeSocket set, on the same machine.
+	RoleNode = "node"
 )
 
 // Runtimes of DefaultRuntime.
@@ -201,9 +210,6 @@ func (c *Config) complete() error {
 	if c.RunDir == "" {
 		c.RunDir = filepath.Join(c.DataDir, "run")
 	}
-	if c.PeerDir == "" {
-		c.PeerDir = filepath.Join(c.DataDir, "peers")
-	}
 	if c.TokenSecret == "" {
 		c.TokenSecret = filepath.Join(c.DataDir, "credentials", "token-secret")
 	}
@@ -220,6 +226,14 @@ func (c *Config) complete() error {
 // AdminSocket is where a running server is administered.
 func (c *Config) AdminSocket() string { return filepath.Join(c.RunDir, "admin.sock") }
 
+// RunsSandboxes reports whether the process runs sandboxes on this machine.
+func (c *Config) RunsSandboxes() bool {
+	return c.Role == RoleNode || (c.Role == RoleServer && c.NodeSocket == "")
+}
+
+// ServesTraffic reports whether the process serves the E2B API and requests to sandboxes.
+func (c *Config) ServesTraffic() bool { return c.Role == RoleServer || c.Role == RoleReplica }
+
 // APIKeyFile holds the key that the local command line uses; only its owner may read it.
 func (c *Config) APIKeyFile() string {
 	return filepath.Join(c.DataDir, "credentials", "api-key")
@@ -228,6 +242,11 @@ func (c *Config) APIKeyFile() string {
 // Kubeconfig is the administrator's way to the Kubernetes API.
 func (c *Config) Kubeconfig() string {
 	return filepath.Join(c.DataDir, "credentials", "admin.kubeconfig")
+}
+
+// NodeKubeconfig is the way of a node in a process of its own to the Kubernetes API.
+func (c *Config) NodeKubeconfig() string {
+	return filepath.Join(c.DataDir, "credentials", "node.kubeconfig")
 }
 
 // LogFile takes the log of a server in the background.

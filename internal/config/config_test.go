@@ -190,6 +190,11 @@ func TestRefusals(t *testing.T) {
 		{"least free memory", "reserveMemory: -1Gi\n", nil, `reserveMemory: -1Gi`},
 		{"role", "role: boss\n", nil, `role: "boss" is none of`},
 		{"replica of nothing", "role: replica\n", nil, `apiKubeconfig: is missing`},
+		{"node of nothing", "role: node\n", nil, `apiKubeconfig: is missing; a node needs`},
+		{"socket of a replica", "role: replica\napiKubeconfig: /k\nnodeSocket: /s\n", nil, `nodeSocket: is set, but the role is replica`},
+		{"group of a server's socket", "nodeSocket: /s\nnodeSocketGroup: g\n", nil, `nodeSocketGroup: is set, but`},
+		{"relative socket", "nodeSocket: s\n", nil, `nodeSocket: "s" is not absolute`},
+		{"peers of a node", "role: node\napiKubeconfig: /k\npeerAddr: 10.0.0.5:7701\n", nil, `peerAddr: is set, but a node has no peers`},
 		{"controller of nothing", "role: controller\nagentImage: a\n", nil, `apiKubeconfig: is missing`},
 		{"controller without an agent", "role: controller\napiKubeconfig: /k\n", nil, `agentImage: is missing`},
 		{"lease in no namespace", "role: controller\napiKubeconfig: /k\nagentImage: a\nleaseNamespace: A\n", nil, `leaseNamespace: "A" is not`},
@@ -200,6 +205,7 @@ func TestRefusals(t *testing.T) {
 		{"gossip on all addresses", "peerAddr: 0.0.0.0:1\n", nil, `peerAddr: "0.0.0.0:1" is not an address`},
 		{"pushes by name", "peerAddr: 10.0.0.1:1\npeerPushAddr: a:1\n", nil, `peerPushAddr: "a:1" is not an address`},
 		{"seed", "peerAddr: 10.0.0.1:1\npeerSeeds: [a]\n", nil, `peerSeeds: "a" is not host:port`},
+		{"tokens of no cluster", "kubeTokens: true\n", nil, `kubeTokens: is set, but the role is server`},
 		{"seeds without gossip", "peerSeeds: [a:1]\n", nil, `peerAddr: is empty`},
 		{"resolver in subnet", "dnsResolvers: 10.87.0.3\n", nil, `dnsResolvers: 10.87.0.3`},
 		{"resolver text", "dnsResolvers: dns\n", nil, `dnsResolvers: "dns" is not an IP`},
@@ -298,6 +304,19 @@ func TestJSON(t *testing.T) {
 	}
 	if p := got["sandboxPids"]; p.Value != 99.0 || p.Source != FromEnv || p.From != "BARCHAN_SANDBOX_PIDS" {
 		t.Errorf("%+v", p)
+	}
+}
+
+func TestParsePeer(t *testing.T) {
+	for text, want := range map[string]string{"10.0.0.5:1": "10.0.0.5:1", "[10.0.0.5]:1": "10.0.0.5:1", "[fd00::5]:1": "[fd00::5]:1"} {
+		if got, err := ParsePeer(text); err != nil || got.String() != want {
+			t.Errorf("%s: %s, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "10.0.0.5", "fd00::5:1", "[]:1", "a:1"} {
+		if got, err := ParsePeer(text); err == nil {
+			t.Errorf("%s: %s", text, got)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,12 @@ import (
 
 // DefaultFile is read if it exists and no other file is named.
 const DefaultFile = "/etc/barchan/config.yaml"
+
+// Defaults of a node, which serves its metrics and readiness at an address of its own.
+const (
+	nodeHTTPAddr = "127.0.0.1:7701"
+	nodeSocket   = "/run/barchan/node.sock"
+)
 
 // EnvFile names the environment variable that names the file.
 const EnvFile = "BARCHAN_CONFIG"
@@ -100,6 +107,12 @@ func Load(o Options) (*Resolved, error) {
 			return nil, fmt.Errorf("--%s: %w", s.Flag(), err)
 		}
 		r.sources[s.Key] = Source{FromFlag, "--" + s.Flag()}
+	}
+	if r.Role == RoleNode { // other defaults are its server's
+		if r.Source("httpAddr").Kind == FromDefault {
+			r.HTTPAddr = nodeHTTPAddr
+		}
+		r.NodeSocket = cmp.Or(r.NodeSocket, nodeSocket)
 	}
 	if err := r.complete(); err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -68,17 +70,34 @@ func (c *Config) Validate() error {
 
 func (c *Config) checkRole() error {
 	switch {
-	case c.Role != RoleServer && c.Role != RoleController && c.Role != RoleReplica:
-		return invalid("role", "%q is none of %s, %s and %s", c.Role, RoleServer, RoleController, RoleReplica)
+	case !slices.Contains([]string{RoleServer, RoleController, RoleReplica, RoleNode}, c.Role):
+		return invalid("role", "%q is none of %s, %s, %s and %s", c.Role, RoleServer, RoleController, RoleReplica, RoleNode)
+	case c.Role == RoleNode && c.APIKubeconfig == "":
+		return invalid("apiKubeconfig", "is missing; a node needs the one that its server wrote to <dataDir>/credentials/node.kubeconfig")
 	case c.Role != RoleServer && c.APIKubeconfig == "" && os.Getenv("KUBERNETES_SERVICE_HOST") == "":
 		return invalid("apiKubeconfig", "is missing; outside of a cluster a %s needs the kubeconfig of the API server that it uses", c.Role)
 	case c.Role == RoleServer && c.APIKubeconfig != "":
 		return invalid("apiKubeconfig", "is set, but the role is %s, which has an API server of its own", c.Role)
+	case c.KubeTokens && c.Role != RoleReplica:
+		return invalid("kubeTokens", "is set, but the role is %s; a replica of a Kubernetes cluster accepts its tokens", c.Role)
 	}
-	if err := c.checkController(); err != nil {
+	if err := cmp.Or(c.checkController(), c.checkNode()); err != nil {
 		return err
 	}
-	return absolute("apiKubeconfig", c.APIKubeconfig, "tokenSecret", c.TokenSecret, "peerDir", c.PeerDir)
+	return absolute("apiKubeconfig", c.APIKubeconfig, "tokenSecret", c.TokenSecret, "peerDir", c.PeerDir, "nodeSocket", c.NodeSocket)
+}
+
+// checkNode is of a node and of its server.
+func (c *Config) checkNode() error {
+	switch {
+	case c.Role != RoleServer && c.Role != RoleNode && c.NodeSocket != "":
+		return invalid("nodeSocket", "is set, but the role is %s; only a server has a node beside it", c.Role)
+	case c.Role != RoleNode && c.NodeSocketGroup != "":
+		return invalid("nodeSocketGroup", "is set, but the role is %s, which has no such socket", c.Role)
+	case c.Role == RoleNode && c.PeerAddr != "":
+		return invalid("peerAddr", "is set, but a node has no peers")
+	}
+	return nil
 }
 
 func (c *Config) checkController() error {
@@ -102,7 +121,7 @@ func (c *Config) checkPeers() error {
 		if a.addr == "" {
 			continue
 		}
-		ap, err := netip.ParseAddrPort(a.addr)
+		ap, err := ParsePeer(a.addr)
 		if err != nil || ap.Addr().IsUnspecified() || ap.Addr().Zone() != "" {
 			return invalid(a.key, "%q is not an address that other replicas reach, such as 10.0.0.5:7701", a.addr)
 		}
@@ -117,6 +136,16 @@ func (c *Config) checkPeers() error {
 		return invalid("peerAddr", "is empty, but peerSeeds or peerPushAddr is set")
 	}
 	return nil
+}
+
+// ParsePeer parses an address of peers. Brackets may also enclose an IPv4 address: the manifest of a Pod does not know of which family
+// its address will be.
+func ParsePeer(text string) (netip.AddrPort, error) {
+	host, port, err := net.SplitHostPort(text)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	return netip.ParseAddrPort(net.JoinHostPort(host, port))
 }
 
 func (c *Config) checkDirs() error {

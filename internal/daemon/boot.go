@@ -9,15 +9,19 @@ import (
 	"path/filepath"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	authentication "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	authorization "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/tools/events"
 
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/etcd"
 	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/kubeauth"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/admission"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
@@ -37,7 +41,7 @@ func (d *Daemon) makeAPI(context.Context) (err error) {
 		return err
 	}
 	d.api, err = apiserver.New(apiserver.Config{
-		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Gate: d.health,
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Gate: d.health, Node: d.cfg.NodeSocket != "",
 		Etcd: etcd.Config{
 			Endpoints: d.cfg.EtcdEndpoints, Prefix: d.cfg.EtcdPrefix, CAFile: d.cfg.EtcdCA, CertFile: d.cfg.EtcdCert, KeyFile: d.cfg.EtcdKey,
 			NodeName: d.cfg.NodeName, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
@@ -60,18 +64,38 @@ func (d *Daemon) apiServices() services {
 	}}}
 }
 
-// useAPI connects our own parts to the API server, and writes the administrator's kubeconfig.
+// useAPI connects our own parts to the API server, and writes the kubeconfigs of the administrator and of a node apart.
 func (d *Daemon) useAPI() error {
 	d.rest, d.objects = d.api.RESTConfig(apiserver.UserController), d.api.Direct(apiserver.UserController)
-	kubeconfig, err := os.ReadFile(d.api.AdminKubeconfig())
-	if err != nil {
-		return fmt.Errorf("read the admin's kubeconfig: %w", err)
+	copies := map[string]string{d.api.AdminKubeconfig(): d.cfg.Kubeconfig()}
+	if d.cfg.NodeSocket != "" {
+		copies[d.api.NodeKubeconfig()] = d.cfg.NodeKubeconfig()
 	}
-	return defaults.WriteSecret(d.cfg.Kubeconfig(), kubeconfig)
+	for from, to := range copies {
+		kubeconfig, err := os.ReadFile(from)
+		if err == nil {
+			err = defaults.WriteSecret(to, kubeconfig)
+		}
+		if err != nil {
+			return fmt.Errorf("copy kubeconfig: %w", err)
+		}
+	}
+	return nil
 }
 
 func (d *Daemon) makeCache(ctx context.Context) (err error) {
-	if d.cache, err = cache.New(ctx, cache.Config{REST: d.rest, Log: d.cfg.Log, Pods: d.cfg.Role == config.RoleController}); err != nil {
+	cfg := cache.Config{REST: d.rest, Log: d.cfg.Log, Trim: true}
+	switch d.cfg.Role {
+	case config.RoleController:
+		cfg.Kinds = cache.ControllerKinds()
+	case config.RoleReplica:
+		cfg.Kinds = cache.ReplicaKinds()
+	case config.RoleNode:
+		cfg.Kinds = cache.NodeKinds()
+	default: // claims are written directly, which keeps managed fields as the caller has them
+		cfg.Kinds, cfg.Trim = cache.ServerKinds(), false
+	}
+	if d.cache, err = cache.New(ctx, cfg); err != nil {
 		return err
 	}
 	if d.objects == nil {
@@ -135,6 +159,13 @@ func (d *Daemon) httpAPI() (http.Handler, error) {
 	if d.cfg.TLSAddr != "" { // which the SDKs use for a domain
 		cfg.Domain = d.cfg.Domain()
 	}
+	if d.cfg.KubeTokens {
+		tokens, err := d.kubeTokens()
+		if err != nil {
+			return nil, err
+		}
+		cfg.Tokens = tokens
+	}
 	rest, err := e2b.New(cfg)
 	if err != nil {
 		return nil, err
@@ -142,6 +173,22 @@ func (d *Daemon) httpAPI() (http.Handler, error) {
 	mux := d.probes()
 	mux.Handle("/", telemetry.TraceHandler(d.tracer, "api", rest))
 	return mux, nil
+}
+
+// kubeTokens authenticates by tokens of the cluster.
+func (d *Daemon) kubeTokens() (*kubeauth.Authorizer, error) {
+	if d.verifier == nil {
+		return nil, fmt.Errorf("kubeTokens: the API server is not that of a Kubernetes cluster, and has no tokens: %w", errs.ErrInvalid)
+	}
+	tokens, err := authentication.NewForConfig(d.rest)
+	if err != nil {
+		return nil, fmt.Errorf("client of token reviews: %w", err)
+	}
+	accesses, err := authorization.NewForConfig(d.rest)
+	if err != nil {
+		return nil, fmt.Errorf("client of access reviews: %w", err)
+	}
+	return kubeauth.New(tokens.TokenReviews(), accesses.SubjectAccessReviews(), d.cache), nil
 }
 
 // probes are what every role answers.

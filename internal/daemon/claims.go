@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"slices"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
@@ -24,7 +25,7 @@ import (
 // makeTables makes what decides from memory: routes, ready members, quotas, connections to agents.
 func (d *Daemon) makeTables(context.Context) (err error) {
 	if d.picker, err = picker.New(picker.Config{
-		Writer: d.objects, Log: d.cfg.Log, Metrics: d.metrics,
+		Writer: d.objects, Identity: d.cfg.NodeName, Log: d.cfg.Log, Metrics: d.metrics,
 	}); err != nil {
 		return err
 	}
@@ -39,7 +40,10 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 		reach.Verifier = d.verifier
 	}
 	d.binder = agentclient.New(reach)
-	d.observers = []observer{d.observeRoute, d.observeDeletion, d.assumed.Observe, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
+	d.observers = []observer{d.observeDeletion, d.assumed.Observe, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
+	if d.cfg.Role != config.RoleController { // which routes no requests
+		d.observers = slices.Insert(d.observers, 0, d.observeRoute)
+	}
 	return nil
 }
 
@@ -65,8 +69,11 @@ func (d *Daemon) quotaDefaults() quota.Limits {
 // makeManager makes what serves the APIs and the gateway.
 func (d *Daemon) makeManager(context.Context) (err error) {
 	var diskUsed func(context.Context, sandbox.Ref) (int64, error)
-	if d.machine != nil {
+	switch {
+	case d.machine != nil:
 		diskUsed = d.machine.Node.DiskUsed
+	case d.apart != nil:
+		diskUsed = d.apart.DiskUsed
 	}
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
@@ -98,10 +105,17 @@ type controller interface {
 	Start(ctx context.Context) error
 }
 
-// controllerServices act on objects: sandboxes, checkpoints, pools, claims.
+// controllerServices act on objects: sandboxes and checkpoints where they run, pools and claims in a server.
 func (d *Daemon) controllerServices() services {
-	list := services{d.eventService(), boot.Background("repairs", d.recordRepairs)}
-	for _, c := range d.controllers() {
+	list := services{d.eventService()}
+	var all []controllerSpec
+	if d.machine != nil {
+		list, all = append(list, boot.Background("repairs", d.recordRepairs)), d.nodeControllers()
+	}
+	if d.cfg.Role == config.RoleServer {
+		all = slices.Concat(all, d.warmUpControllers(), d.objectControllers(d.cache))
+	}
+	for _, c := range all {
 		list = append(list, boot.Service{Name: c.name, Run: func(ctx context.Context, ready func()) error {
 			made, err := c.make()
 			if err != nil {
@@ -129,9 +143,9 @@ type controllerSpec struct {
 	make func() (controller, error)
 }
 
-// controllers are those of a server: its own node's, and those of objects.
-func (d *Daemon) controllers() []controllerSpec {
-	return append([]controllerSpec{
+// nodeControllers run the sandboxes of this machine, and keep its checkpoints.
+func (d *Daemon) nodeControllers() []controllerSpec {
+	return []controllerSpec{
 		{"sandboxes", func() (controller, error) {
 			return controllers.NewSandbox(controllers.SandboxConfig{
 				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.Node, Node: d.cfg.NodeName, Changes: d.machine.Node.Changes(), Events: d.recorder, Origins: d.cache,
@@ -143,10 +157,14 @@ func (d *Daemon) controllers() []controllerSpec {
 				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Runner: d.machine.Node, Node: d.cfg.NodeName, Events: d.recorder,
 			})
 		}},
-		{"warm-ups", func() (controller, error) {
-			return warmup.New(warmup.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Events: d.recorder})
-		}},
-	}, d.objectControllers(d.cache)...)
+	}
+}
+
+// warmUpControllers need a node that keeps memory.
+func (d *Daemon) warmUpControllers() []controllerSpec {
+	return []controllerSpec{{"warm-ups", func() (controller, error) {
+		return warmup.New(warmup.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Events: d.recorder})
+	}}}
 }
 
 // objectControllers only read and write objects. warmUps is nil where no checkpoint can be taken.

@@ -70,7 +70,7 @@ func (d *Daemon) clusterControllers() []controllerSpec {
 	return append([]controllerSpec{{"sandboxes", func() (controller, error) {
 		return controllers.NewSandbox(controllers.SandboxConfig{
 			Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.runner, Events: d.recorder,
-			Sources: podrun.Changes(d.cache.Informers()), Workers: podWorkers, Starts: podWorkers,
+			Sources: d.runner.Changes(d.cache.Informers()), Workers: podWorkers, Starts: podWorkers,
 			LastWarmClaim: d.picker.LastWarmClaim, Assumed: d.assumed,
 		})
 	}}}, d.objectControllers(nil)...)

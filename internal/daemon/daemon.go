@@ -33,6 +33,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
+	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
@@ -82,9 +83,10 @@ type Daemon struct {
 	watches       *staleness.ShortWatches // nil but in a replica
 	rest          *rest.Config            // reaches the API server as our own parts
 	cache         *cache.Cache
-	objects       sandboxes.Objects // past HTTP, where the API server is in this process
-	machine       *machine.Machine  // nil but in a server
-	runner        *podrun.Runner    // nil but in a controller
+	objects       sandboxes.Objects  // past HTTP, where the API server is in this process
+	machine       *machine.Machine   // nil where no sandboxes run
+	apart         *nodesocket.Client // of a server's node in a process of its own; nil: there is none
+	runner        *podrun.Runner     // nil but in a controller
 	routes        *route.Table
 	peers         *peers.Replica // nil where there are none
 	observers     []observer     // of sandboxes, in the order of their calls

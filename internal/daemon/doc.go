@@ -27,5 +27,11 @@
 //
 // Its controllers run while it holds the cluster's Lease. One that loses the Lease ends.
 //
+// A node in a process of its own runs the sandboxes of a server on the same machine, by the server's API:
+//
+//	disk, lock, bind, migrate, connect, caches, node, claims, controllers, serve
+//
+// That server's own phase node only connects to the node's socket, and reports what the node refuses.
+//
 // Sandboxes keep running when the process ends; the next boot adopts them.
 package daemon

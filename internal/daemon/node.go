@@ -9,14 +9,20 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
+	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
 	"github.com/barchan-dev/barchan/internal/node"
 )
 
-// makeNode configures containerd and the node.
+// makeNode configures containerd and the node, or the connection to a node in a process of its own.
 func (d *Daemon) makeNode(ctx context.Context) (err error) {
+	if !d.cfg.RunsSandboxes() {
+		d.apart = nodesocket.NewClient(d.cfg.NodeSocket)
+		return nil
+	}
 	d.machine, err = machine.New(&d.cfg.Config, d.cfg.Log, machine.Hooks{
 		Exists: d.exists, Tokens: d.tokens, Metrics: d.metrics, Health: d.health, Written: d.journalWritten, Repaired: d.repaired,
 		Adopted: func(ctx context.Context, n *node.Node) error {
@@ -29,9 +35,41 @@ func (d *Daemon) makeNode(ctx context.Context) (err error) {
 	return d.machine.CheckExternal(ctx)
 }
 
-// nodeServices are ready when running sandboxes are adopted.
+// nodeServices are ready when running sandboxes are adopted. For a node in a process of its own they do not wait.
 func (d *Daemon) nodeServices() services {
+	if d.apart != nil {
+		return services{boot.Background("node watch", func(ctx context.Context) error { return d.apart.Watch(ctx, d.health) })}
+	}
 	return append(d.machine.Services(), boot.Background("containerd health", d.watchContainerd))
+}
+
+// makeClaimTimes makes what a node knows of pools: it starts members after claims.
+func (d *Daemon) makeClaimTimes(context.Context) (err error) {
+	d.picker, err = picker.New(picker.Config{Writer: d.objects, Log: d.cfg.Log})
+	d.observers = []observer{d.observeDeletion, d.picker.Observe}
+	return err
+}
+
+func (d *Daemon) claimTimeServices() services {
+	return services{{Name: "claims", Run: d.feedTables}}
+}
+
+// openProbes answers at the node's address.
+func (d *Daemon) openProbes(context.Context) error {
+	d.open(d.probes())
+	return nil
+}
+
+// nodeSocketServices answer the server of a node.
+func (d *Daemon) nodeSocketServices() services {
+	return services{boot.Background("node socket", func(ctx context.Context) error {
+		return nodesocket.Serve(ctx, nodesocket.Config{
+			Socket: d.cfg.NodeSocket, Group: d.cfg.NodeSocketGroup, Log: d.cfg.Log, DiskUsed: d.machine.Node.DiskUsed,
+			State: func() nodesocket.State {
+				return nodesocket.State{Version: d.cfg.Version, DataDir: d.cfg.DataDir, Conditions: d.health.Conditions()}
+			},
+		})
+	})}
 }
 
 // exists reads from the API server, not a cache: the result may delete a running sandbox.

@@ -40,6 +40,8 @@ func (d *Daemon) bootPhases() []boot.Phase {
 		return slices.Concat(first, d.connectPhases(), d.clusterPhases())
 	case config.RoleReplica:
 		return slices.Concat(first, d.connectPhases(), d.replicaPhases())
+	case config.RoleNode:
+		return slices.Concat(first, d.nodePhases())
 	default:
 		return slices.Concat(first, d.serverPhases())
 	}
@@ -104,13 +106,27 @@ func (d *Daemon) clusterPhases() []boot.Phase {
 	}
 }
 
+// nodePhases run the sandboxes of a server that is another process.
+func (d *Daemon) nodePhases() []boot.Phase {
+	return []boot.Phase{
+		{Name: "migrate", Needs: resources{listeners}, Provides: resources{migratedStorage}, Run: d.migrateStorage},
+		{Name: "connect", Needs: resources{migratedStorage}, Provides: resources{apiServer}, Run: d.connect},
+		{Name: "caches", Needs: resources{apiServer}, Provides: resources{listedObjects}, Run: d.makeCache, Services: d.cacheServices},
+		{Name: "node", Needs: resources{migratedStorage, listedObjects}, Provides: resources{adoptedNode}, Run: d.makeNode, Services: d.nodeServices},
+		// A deleted object is reported to the node.
+		{Name: "claims", Needs: resources{adoptedNode}, Provides: resources{filledTables}, Run: d.makeClaimTimes, Services: d.claimTimeServices},
+		{Name: "controllers", Needs: resources{filledTables}, Provides: resources{reconciling}, Run: d.makeRecorder, Services: d.controllerServices},
+		{Name: "serve", Needs: resources{reconciling}, Run: d.openProbes, Services: d.nodeSocketServices},
+	}
+}
+
 // takeDataDir refuses what would end in half a boot.
 func (d *Daemon) takeDataDir(context.Context) error {
 	release, err := machine.Lock(d.cfg.DataDir)
 	if err != nil {
 		return err
 	}
-	if d.cfg.Role == config.RoleServer {
+	if d.cfg.RunsSandboxes() {
 		err = d.cfg.CheckHost()
 	}
 	if err == nil {
@@ -142,7 +158,7 @@ func (d *Daemon) bindListeners(ctx context.Context) (err error) {
 	if d.plain, err = d.bind(ctx, "httpAddr", d.cfg.HTTPAddr, nil); err != nil {
 		return err
 	}
-	if d.cfg.TLSAddr != "" && d.cfg.Role != config.RoleController {
+	if d.cfg.TLSAddr != "" && d.cfg.ServesTraffic() {
 		tlsConfig, err := d.certificates(ctx)
 		if err == nil {
 			d.secure, err = d.bind(ctx, "tlsAddr", d.cfg.TLSAddr, tlsConfig)

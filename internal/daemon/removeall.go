@@ -29,7 +29,7 @@ func RemoveAll(ctx context.Context, cfg config.Config, log *slog.Logger, progres
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	removed := func(what string) { progress(adminclient.Event{Step: "removed", Message: what}) }
-	if cfg.Role == config.RoleServer {
+	if cfg.RunsSandboxes() {
 		if err := removeMachine(ctx, cfg, log, removed); err != nil {
 			return err
 		}

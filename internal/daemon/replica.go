@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
 	"github.com/barchan-dev/barchan/internal/edge/peers/push"
-	"github.com/barchan-dev/barchan/internal/edge/peers/trust"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
 )
@@ -41,8 +41,11 @@ func (d *Daemon) connect(ctx context.Context) (err error) {
 	}
 	d.rest.QPS = -1 // no limit of the client's own; the server has its flow control
 	d.rest.UserAgent = "barchan-" + d.cfg.Role + "/" + d.cfg.Version
-	if d.cfg.Role == config.RoleController { // it routes no requests
+	switch d.cfg.Role { // neither routes requests
+	case config.RoleController:
 		d.verifier = identity.NewVerifier(d.tokens)
+		return nil
+	case config.RoleNode:
 		return nil
 	}
 	if d.stale, err = staleness.Limit(); err != nil {
@@ -86,7 +89,7 @@ func (d *Daemon) findCluster(ctx context.Context) error {
 func (d *Daemon) openTokens() error {
 	if d.cfg.Role != config.RoleServer {
 		if _, err := os.Stat(d.cfg.TokenSecret); err != nil {
-			return fmt.Errorf("tokenSecret: all replicas and controllers need the same one; that of a server is <dataDir>/credentials/token-secret: %w: %w", err, errs.ErrInvalid)
+			return fmt.Errorf("tokenSecret: all replicas, controllers and nodes need the same one; that of a server is <dataDir>/credentials/token-secret: %w: %w", err, errs.ErrInvalid)
 		}
 	}
 	secret, err := defaults.LoadSecret(d.cfg.TokenSecret)
@@ -102,21 +105,37 @@ func (d *Daemon) makePeers(context.Context) error {
 	if d.cfg.PeerAddr == "" {
 		return nil
 	}
-	gossip, err := netip.ParseAddrPort(d.cfg.PeerAddr)
+	gossip, err := config.ParsePeer(d.cfg.PeerAddr)
 	if err != nil {
 		return fmt.Errorf("peerAddr: %w", err)
 	}
 	push := netip.AddrPortFrom(gossip.Addr(), 0)
 	if d.cfg.PeerPushAddr != "" {
-		if push, err = netip.ParseAddrPort(d.cfg.PeerPushAddr); err != nil {
+		if push, err = config.ParsePeer(d.cfg.PeerPushAddr); err != nil {
 			return fmt.Errorf("peerPushAddr: %w", err)
 		}
 	}
-	d.peers, err = peers.New(peers.Config{
+	cfg := peers.Config{
 		Name: d.cfg.NodeName, Bind: gossip, PushBind: push, Seeds: d.cfg.PeerSeeds,
-		KeyFile: filepath.Join(d.cfg.PeerDir, "gossip.key"), TLS: trust.Source{Dir: filepath.Join(d.cfg.PeerDir, "authority")},
-		StateFile: filepath.Join(d.cfg.DataDir, "members.json"), OnRoutes: d.applyHints, Log: d.cfg.Log, Metrics: d.metrics, FlushDelay: -1,
-	})
+		OnRoutes: d.applyHints, Log: d.cfg.Log, Metrics: d.metrics, FlushDelay: -1,
+	}
+	onCluster := d.verifier != nil
+	if onCluster && d.cfg.PeerDir == "" {
+		cfg.Key, err = d.tokens.Derive("barchan peers gossip key")
+		if err == nil {
+			cfg.TLS.Seed, err = d.tokens.Derive("barchan peers authority")
+		}
+		if err != nil {
+			return err
+		}
+	} else {
+		dir := cmp.Or(d.cfg.PeerDir, filepath.Join(d.cfg.DataDir, "peers"))
+		cfg.KeyFile, cfg.TLS.Dir = filepath.Join(dir, "gossip.key"), filepath.Join(dir, "authority")
+	}
+	if !onCluster { // a cluster may give the address of an absent member to another Pod; the seeds have those that are present
+		cfg.StateFile = filepath.Join(d.cfg.DataDir, "members.json")
+	}
+	d.peers, err = peers.New(cfg)
 	return err
 }
 
@@ -150,7 +169,8 @@ func (d *Daemon) ours(addr netip.Addr) bool {
 	return d.cfg.Subnet.Contains(addr) || d.cfg.Subnet6.IsValid() && d.cfg.Subnet6.Contains(addr)
 }
 
-// replicatedRoutes is the table here, which pushes every change of the manager to the other replicas.
+// replicatedRoutes is the table here, which pushes every write of the manager to the other replicas: also one that the watch has brought
+// here first, since the watches of the others may be behind.
 type replicatedRoutes struct {
 	*route.Table
 	peers pusher // nil without replicas
@@ -172,7 +192,7 @@ func (d *Daemon) replicatedRoutes() replicatedRoutes {
 // Apply implements sandboxes.Routes.
 func (t replicatedRoutes) Apply(s *agents.Sandbox) bool {
 	changed := t.Table.Apply(s)
-	if changed && t.peers != nil {
+	if t.peers != nil {
 		if r, keep := route.FromSandbox(s); keep {
 			t.peers.Push(r)
 		} else {
@@ -185,7 +205,7 @@ func (t replicatedRoutes) Apply(s *agents.Sandbox) bool {
 // ApplyDelete implements sandboxes.Routes.
 func (t replicatedRoutes) ApplyDelete(s *agents.Sandbox) bool {
 	changed := t.Table.ApplyDelete(s)
-	if changed && t.peers != nil {
+	if t.peers != nil {
 		r, _ := route.FromSandbox(s)
 		t.peers.PushDelete(r)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/edge/peers/push"
 	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -126,7 +127,7 @@ type pushes []string
 func (p *pushes) Push(r route.Route)       { *p = append(*p, r.Name) }
 func (p *pushes) PushDelete(r route.Route) { *p = append(*p, "-"+r.Name) }
 
-// TestReplicatedRoutes checks that a change of the table is pushed once, as what it is.
+// TestReplicatedRoutes checks that a write is pushed as what it is, whether or not the watch was first.
 func TestReplicatedRoutes(t *testing.T) {
 	sent := &pushes{}
 	routes := replicatedRoutes{route.NewTable(), sent}
@@ -136,19 +137,34 @@ func TestReplicatedRoutes(t *testing.T) {
 		want string
 	}{
 		{func() bool { return routes.Apply(s) }, "[s]"},
-		{func() bool { return !routes.Apply(s) }, "[s]"},
-		{func() bool { return routes.ApplyDelete(s) }, "[s -s]"},
-		{func() bool { return !routes.ApplyDelete(s) }, "[s -s]"},
-		{func() bool { return routes.Apply(dead) }, "[s -s dead]"},
+		{func() bool { return !routes.Apply(s) }, "[s s]"},
+		{func() bool { return routes.ApplyDelete(s) }, "[s s -s]"},
+		{func() bool { return !routes.ApplyDelete(s) }, "[s s -s -s]"},
+		{func() bool { *sent = nil; return routes.Apply(dead) }, "[dead]"},
 		{func() bool {
 			dead.ResourceVersion = "9"
 			dead.DeletionTimestamp = new(metav1.Now())
 			return routes.Apply(dead)
-		}, "[s -s dead -dead]"},
+		}, "[dead -dead]"},
 	} {
 		if ok := step.do(); !ok || fmt.Sprint(*sent) != step.want {
 			t.Errorf("pushed %v, as expected %v; want %s", *sent, ok, step.want)
 		}
+	}
+}
+
+// startPeers runs the phase of peers until the test ends.
+func startPeers(t *testing.T, d *Daemon) {
+	t.Helper()
+	d.cfg.PeerAddr = "127.0.0.1:0"
+	var stack lifecycle.Stack
+	t.Cleanup(func() {
+		if err := stack.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := boot.Run(t.Context(), []boot.Phase{phase(t, d, "peers")}, d.progress, &stack); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -157,17 +173,9 @@ func TestPeersPhase(t *testing.T) {
 	dir := t.TempDir()
 	start := func(role, name string, seeds ...string) *Daemon {
 		d := wired(t, role)
-		d.cfg.NodeName, d.cfg.PeerAddr, d.cfg.PeerDir, d.cfg.PeerSeeds = name, "127.0.0.1:0", dir, seeds
+		d.cfg.NodeName, d.cfg.PeerDir, d.cfg.PeerSeeds = name, dir, seeds
 		d.cfg.Subnet = netip.MustParsePrefix("10.87.0.0/16")
-		var stack lifecycle.Stack
-		t.Cleanup(func() {
-			if err := stack.Stop(); err != nil {
-				t.Error(err)
-			}
-		})
-		if err := boot.Run(t.Context(), []boot.Phase{phase(t, d, "peers")}, d.progress, &stack); err != nil {
-			t.Fatal(err)
-		}
+		startPeers(t, d)
 		return d
 	}
 	from := start(config.RoleReplica, "from")
@@ -192,4 +200,38 @@ func TestPeersPhase(t *testing.T) {
 	ours.ResourceVersion = "8"
 	from.replicatedRoutes().ApplyDelete(ours)
 	eventually.True(t, "the server has dropped the route", func() bool { return !lookup(ours) })
+}
+
+// TestPeersOfACluster has replicas of a cluster derive their keys from the secret of all tokens, and keep nothing.
+func TestPeersOfACluster(t *testing.T) {
+	start := func(name, secret string, seeds ...string) *Daemon {
+		d := wired(t, config.RoleReplica)
+		d.cfg.NodeName, d.cfg.PeerSeeds = name, seeds
+		var err error
+		if d.tokens, err = sandbox.NewTokens([]byte(strings.Repeat(secret, 32))); err != nil {
+			t.Fatal(err)
+		}
+		d.verifier = identity.NewVerifier(d.tokens)
+		startPeers(t, d)
+		return d
+	}
+	from := start("from", "s")
+	gossip := from.peers.Self().Gossip.String()
+	stranger := start("stranger", "t", gossip)
+	to := start("to", "s", gossip)
+	eventually.True(t, "the replicas find each other", func() bool { return len(from.peers.Members()) == 1 && len(to.peers.Members()) == 1 })
+	s := runningSandbox("s")
+	from.replicatedRoutes().Apply(s)
+	eventually.True(t, "the other has the route", func() bool {
+		_, ok := to.routes.Lookup(sandbox.IDOf(s.UID))
+		return ok
+	})
+	if members := stranger.peers.Members(); len(members) != 0 {
+		t.Errorf("with another secret: members %v", members)
+	}
+	for _, name := range []string{"peers", "members.json"} {
+		if _, err := os.Stat(filepath.Join(from.cfg.DataDir, name)); err == nil {
+			t.Errorf("%s in the data directory", name)
+		}
+	}
 }

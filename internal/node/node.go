@@ -134,9 +134,9 @@ type Node struct {
 	maker       *capture.Maker
 	recovery    *recovery.Recovery
 
-	// reconciler compares leases with the host; removals counts the orphans that were removed.
-	reconciler *ipam.Reconciler
-	removals   *prometheus.CounterVec
+	// reconciler compares leases with the host; sweeps counts the scans for orphans, removals those that were removed.
+	reconciler       *ipam.Reconciler
+	sweeps, removals *prometheus.CounterVec
 	// scanned reports whether the last scan of addresses in use was complete.
 	scanned atomic.Bool
 	// sweepEvery is how often Run sweeps; tests change it.
@@ -167,6 +167,10 @@ func New(cfg Config) (*Node, error) {
 	if n.network, err = netdev.New(cfg.Network); err != nil {
 		return nil, err
 	}
+	n.sweeps = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "sweeps_total",
+		Help: "Scans of the host for orphaned resources, by result.",
+	}, []string{"result"})
 	n.removals = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "leftovers_removed_total",
 		Help: "Orphaned resources that were removed from the host, by kind.",
@@ -289,7 +293,7 @@ func (n *Node) open() error {
 		Log: n.log, Containerd: n.cfg.Containerd, Host: n.host, Journal: n.journal, Registry: n.handles, Inventory: n.inventory,
 		Network: n.network, Allocator: n.allocator, Checkpoints: n.checkpoints, Maker: n.maker, Supervisor: n.supervisor, Suspender: n.suspender,
 		Exists: n.cfg.Exists, ReconcileAddresses: n.firstReconcile, AdoptEgress: n.adoptEgress, Absent: n.absent,
-		Changes: n.dirty, Later: n.tasks.Start, Removals: n.removals,
+		Changes: n.dirty, Later: n.tasks.Start, Sweeps: n.sweeps, Removals: n.removals,
 	})
 	n.transfer = transfer.New(transfer.Config{
 		Checkpoints: n.checkpoints, Containerd: n.cfg.Containerd, Offers: n.runtimes.Offers, CheckMemory: n.checkRestores,
@@ -325,7 +329,7 @@ func (n *Node) Audit(ctx context.Context) ([]string, error) { return n.inventory
 
 func (n *Node) openReconciler() (err error) {
 	if n.cfg.Metrics != nil {
-		if err := n.cfg.Metrics.Register(n.removals); err != nil {
+		if err := errors.Join(n.cfg.Metrics.Register(n.sweeps), n.cfg.Metrics.Register(n.removals)); err != nil {
 			return fmt.Errorf("register the node's metrics: %w", err)
 		}
 	}

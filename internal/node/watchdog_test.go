@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	bolt "go.etcd.io/bbolt"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/operation"
+	"github.com/barchan-dev/barchan/internal/node/recovery"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -43,7 +45,7 @@ func (o *oracle) into(c *Config) {
 // watched waits for the first sweep of Run, so that a test counts its own.
 func watched(t testing.TB, n *Node) {
 	t.Helper()
-	eventually.True(t, "the first sweep ends", func() bool { return n.recovery.Sweeps() > 0 })
+	eventually.True(t, "the first sweep ends", func() bool { return testutil.ToFloat64(n.sweeps.WithLabelValues(recovery.SweepOK)) > 0 })
 }
 
 // forget has the node know nothing of a sandbox.

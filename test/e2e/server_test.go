@@ -133,6 +133,7 @@ type process struct {
 	cmd  *exec.Cmd
 	done chan error
 	log  *os.File
+	uid  uint32 // that it runs as
 }
 
 // in is the server for a subtest.
@@ -204,6 +205,9 @@ func (s *server) begin() {
 	cmd := exec.CommandContext(context.Background(), s.bin, "up") // it outlives the test's context: see remove
 	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if s.uid != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: s.uid, Gid: s.uid}
+	}
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func TestSnapshotsAndForks(t *testing.T) {
 }
 
 // startNumber starts a process that keeps a number in memory only.
-const startNumber = `nohup sh -c 'n=$(od -An -N4 -tu4 /dev/urandom); while :; do echo $$ $n > /tmp/number; sleep 0.05; done' >/dev/null 2>&1 &`
+const startNumber = `nohup sh -c 'n=$(od -An -N4 -tu4 /dev/urandom); while :; do echo $$ $n > /tmp/number.new; mv /tmp/number.new /tmp/number; sleep 0.05; done' >/dev/null 2>&1 &`
 
 // number is the current output of that process, not an earlier one's.
 func (s *server) number(id string) string {

@@ -23,6 +23,9 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 )
 
+// maxCRD bounds a CRD well below what etcd and the annotations of kubectl take, 1 MiB and 256 KiB.
+const maxCRD = 250_000
+
 // establishTime bounds the wait for a CRD to be served; it is no measure of speed.
 const establishTime = 3 * time.Minute
 
@@ -59,6 +62,9 @@ func readCRDs(t *testing.T) (all []*apiextensions.CustomResourceDefinition) {
 		text, err := os.ReadFile(f)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if len(text) > maxCRD {
+			t.Errorf("%s has %d bytes, want at most %d", f, len(text), maxCRD)
 		}
 		var crd apiextensions.CustomResourceDefinition
 		if err := yaml.UnmarshalStrict(text, &crd); err != nil {

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -48,7 +49,7 @@ type podTest struct {
 func startPods(t *testing.T) *podTest {
 	t.Helper()
 	cfg := podKube.start(t)
-	c, err := cache.New(t.Context(), cache.Config{REST: cfg, Pods: true})
+	c, err := cache.New(t.Context(), cache.Config{REST: cfg, Kinds: cache.ControllerKinds(), Trim: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +76,7 @@ func startPods(t *testing.T) *podTest {
 		t.Fatal(err)
 	}
 	controller, err := controllers.NewSandbox(controllers.SandboxConfig{
-		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Runner: runner, Sources: podrun.Changes(c.Informers()),
+		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Runner: runner, Sources: runner.Changes(c.Informers()),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -543,4 +544,103 @@ func TestPodOfAnExpiredSandbox(t *testing.T) {
 	p.pod(gone)
 	p.update(gone, func(s *agents.Sandbox) { s.Spec.ShutdownTime = new(metav1.NewTime(time.Now().Add(-time.Second))) })
 	eventually.True(t, "the object is gone", func() bool { return apierrors.IsNotFound(p.Get(t.Context(), client.ObjectKeyFromObject(gone), gone)) })
+}
+
+// TestPodService: a running sandbox has its Service again where a client has deleted it, and as its spec says later.
+func TestPodService(t *testing.T) {
+	p := startPods(t)
+	s := p.sandbox("box", withService)
+	p.run(p.pod(s), "127.0.0.9")
+	p.ready(s, "Pod is Ready; Service Exists")
+	service := &corev1.Service{}
+	read := func() error { return p.Get(t.Context(), client.ObjectKeyFromObject(s), service) }
+	if err := read(); err != nil {
+		t.Fatal(err)
+	}
+	before := service.UID
+	if err := p.Delete(t.Context(), service); err != nil {
+		t.Fatal(err)
+	}
+	eventually.True(t, "the Service again", func() bool { return read() == nil && service.UID != before })
+	p.update(s, func(s *agents.Sandbox) { s.Spec.Service = new(false) })
+	eventually.True(t, "no Service", func() bool { return apierrors.IsNotFound(read()) })
+	p.update(s, withService)
+	eventually.NoError(t, "a Service", read)
+	p.checkOwned(s, service)
+}
+
+// TestPodVolumeAgain: a volume that a client has deleted is made again for the next Pod.
+func TestPodVolumeAgain(t *testing.T) {
+	p := startPods(t)
+	s := p.sandbox("box", func(s *agents.Sandbox) {
+		claim := agents.PersistentVolumeClaimTemplate{}
+		claim.Name, claim.Spec.AccessModes = "data", []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+		claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+		s.Spec.VolumeClaimTemplates = []agents.PersistentVolumeClaimTemplate{claim}
+	})
+	pod := p.pod(s)
+	p.run(pod, "127.0.0.9")
+	p.ready(s, "Pod is Ready")
+	volume := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: "data-box"}}
+	read := func() error { return p.Get(t.Context(), client.ObjectKeyFromObject(volume), volume) }
+	if err := errors.Join(read(), p.Delete(t.Context(), volume), p.Delete(t.Context(), pod)); err != nil {
+		t.Fatal(err)
+	}
+	// The next Pod waits while the volume is being deleted, which ends with the Pod that used it.
+	before := volume.UID
+	p.end(pod)
+	next := &corev1.Pod{}
+	eventually.True(t, "another Pod", func() bool {
+		return p.Get(t.Context(), client.ObjectKeyFromObject(s), next) == nil && next.UID != pod.UID
+	})
+	if err := p.Patch(t.Context(), volume, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+		t.Fatal(err)
+	}
+	p.setStatus(next, func(st *corev1.PodStatus) {
+		st.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: `persistentvolumeclaim "data-box" not found`}}
+	})
+	eventually.True(t, "the volume again", func() bool { return read() == nil && volume.UID != before })
+	p.checkOwned(s, volume)
+}
+
+// TestPodReplacedWithinASecond: a container that starts again receives its token, although objects have its start in seconds.
+func TestPodReplacedWithinASecond(t *testing.T) {
+	p := startPods(t)
+	s := p.sandbox("box")
+	pod := p.pod(s)
+	p.run(pod, "127.0.0.9")
+	p.ready(s, "Pod is Ready")
+	start := *pod.Status.ContainerStatuses[0].State.Running
+	requested := func(n int) func() bool { return func() bool { return len(p.requests(s)) == n } }
+	p.setStatus(pod, func(st *corev1.PodStatus) { st.ContainerStatuses[0].RestartCount++ })
+	eventually.True(t, "a request to the agent of a container that started again", requested(2))
+	if err := p.Delete(t.Context(), pod, client.GracePeriodSeconds(0)); err != nil {
+		t.Fatal(err)
+	}
+	before := pod.UID
+	eventually.True(t, "another Pod", func() bool { return p.Get(t.Context(), client.ObjectKeyFromObject(s), pod) == nil && pod.UID != before })
+	p.run(pod, "127.0.0.9", func(st *corev1.PodStatus) { st.ContainerStatuses[0].State.Running = &start })
+	eventually.True(t, "a request to the agent of another Pod", requested(3))
+	p.ready(s, "Pod is Ready")
+}
+
+// TestPodOfALostNode: the garbage collector of Pods lets a Pod fail before it deletes it, which is no end of the sandbox.
+func TestPodOfALostNode(t *testing.T) {
+	p := startPods(t)
+	s := p.sandbox("box")
+	pod := p.pod(s)
+	p.run(pod, "127.0.0.9")
+	p.ready(s, "Pod is Ready")
+	p.setStatus(pod, func(st *corev1.PodStatus) {
+		st.Phase = corev1.PodFailed
+		st.Conditions = append(st.Conditions, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC", Message: "PodGC: node no longer exists"})
+	})
+	p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonPodTerminating, "Pod is terminating")
+	if err := p.Delete(t.Context(), pod, client.GracePeriodSeconds(0)); err != nil {
+		t.Fatal(err)
+	}
+	before := pod.UID
+	eventually.True(t, "another Pod", func() bool { return p.Get(t.Context(), client.ObjectKeyFromObject(s), pod) == nil && pod.UID != before })
+	p.run(pod, "127.0.0.10")
+	p.ready(s, "Pod is Ready")
 }

@@ -63,6 +63,10 @@ const NodeFinalizer = "barchan.dev/node"
 
 // Labels of checkpoints.
 const (
+	// AnnotationImport is set by an importer when the data have reached the node, or the import has failed.
+	// An RFC 3339 time with nanoseconds is the time of the last progress: an import that an earlier
+	// process began has failed.
+	AnnotationImport = "barchan.dev/import-changed"
 	// LabelSandbox is the ID of the sandbox that it was taken from.
 	LabelSandbox = "barchan.dev/sandbox-id"
 	// LabelPurpose marks a checkpoint that the server made for temporary use; users' checkpoints have none.

@@ -25,6 +25,8 @@ const (
 	// AnnotationClaimedAt is when a sandbox got its owner, by a claim or at creation, as RFC 3339 with
 	// nanoseconds. It never changes.
 	AnnotationClaimedAt = "barchan.dev/claimed-at"
+	// AnnotationClaimedBy is the identity of the process that claimed a member: a replica, or the leader of the controllers.
+	AnnotationClaimedBy = "barchan.dev/claimed-by"
 	// AnnotationResumedAt is when the API last resumed a sandbox, in the same form.
 	AnnotationResumedAt = "barchan.dev/resumed-at"
 	// AnnotationIdempotencyKey is the hash of the key of the request that created a sandbox.

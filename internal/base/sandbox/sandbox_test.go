@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"encoding/hex"
 	"errors"
 	"slices"
 	"strings"
@@ -148,6 +149,19 @@ func TestTokens(t *testing.T) {
 	slices.Sort(all)
 	if len(slices.Compact(all)) != 4 {
 		t.Error("tokens of other purposes, IDs or secrets coincide")
+	}
+	keys := map[string]bool{}
+	for _, from := range []*Tokens{a, b, a} {
+		for _, purpose := range []string{"agent", "gossip"} {
+			key, err := from.Derive(purpose)
+			if err != nil || len(key) != 32 || hex.EncodeToString(key) == from.Agent("") {
+				t.Errorf("derived %x, %v", key, err)
+			}
+			keys[string(key)] = true
+		}
+	}
+	if len(keys) != 4 {
+		t.Errorf("%d keys of two purposes and two secrets", len(keys))
 	}
 	if !EqualToken(a.Agent("x"), a.Agent("x")) || EqualToken(a.Agent("x"), a.Agent("y")) || EqualToken("", a.Agent("x")) {
 		t.Error("EqualToken is wrong")

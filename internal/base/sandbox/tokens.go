@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"crypto/hkdf"
 	"crypto/hmac"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -24,6 +25,16 @@ func NewTokens(secret []byte) (*Tokens, error) {
 		return nil, fmt.Errorf("token secret has %d bytes, want at least %d: %w", len(secret), minSecret, errs.ErrInvalid)
 	}
 	return &Tokens{secret: append([]byte(nil), secret...)}, nil
+}
+
+// Derive returns 32 bytes for another purpose of the server, by HKDF-SHA256 (RFC 5869) with the purpose as info. They reveal neither
+// the secret nor any token.
+func (t *Tokens) Derive(purpose string) ([]byte, error) {
+	key, err := hkdf.Key(sha256.New, t.secret, nil, purpose, sha256.Size)
+	if err != nil {
+		return nil, fmt.Errorf("derive key of %s: %w", purpose, err)
+	}
+	return key, nil
 }
 
 // Agent returns the token that a secure sandbox's agent requires.

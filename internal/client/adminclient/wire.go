@@ -22,6 +22,7 @@ type Status struct {
 	Version   string    `json:"version"`
 	PID       int       `json:"pid"`
 	Node      string    `json:"node"`
+	Role      string    `json:"role"`
 	StartedAt time.Time `json:"startedAt"`
 	// Ready is true once the boot has finished.
 	Ready bool `json:"ready"`

@@ -105,6 +105,8 @@ func TestRenderSwitches(t *testing.T) {
 		"no tenants":      {give: Values{"tenantLabel": false}, kind: "ValidatingAdmissionPolicy", name: "barchan-tenants"},
 		"flow control":    {kind: "FlowSchema", name: "barchan", want: true},
 		"no flow control": {give: Values{"flowControl": false}, kind: "PriorityLevelConfiguration", name: "barchan"},
+		"peers":           {kind: "Service", name: "barchan-peers", want: true},
+		"no peers":        {give: Values{"replica": Values{"peers": false}}, kind: "Service", name: "barchan-peers"},
 		"monitoring":      {give: Values{"podMonitor": Values{"enabled": true}}, kind: "PodMonitor", name: "barchan", want: true},
 	}
 	for name, tt := range tests {
@@ -115,9 +117,39 @@ func TestRenderSwitches(t *testing.T) {
 			}
 		})
 	}
+	for _, on := range []bool{true, false} {
+		list := render(t, Values{"replica": Values{"peers": on}})
+		c := deployment(t, list, "barchan-replica").Spec.Template.Spec.Containers[0]
+		if got := slices.Contains(c.Args, "--peer-seeds=barchan-peers:7701"); got != on || len(c.Ports) == 4 != on || (c.Env[0].Name == "POD_IP") != on {
+			t.Errorf("peers %v: arguments %q, ports %v, variables %v", on, c.Args, c.Ports, c.Env)
+		}
+		if c := deployment(t, list, "barchan-controller").Spec.Template.Spec.Containers[0]; len(c.Ports) != 1 {
+			t.Errorf("ports %v of a controller", c.Ports)
+		}
+	}
 	scaled := deployment(t, render(t, Values{"replica": Values{"autoscaling": Values{"enabled": true}}}), "barchan-replica")
 	if scaled.Spec.Replicas != nil {
 		t.Error("a number of replicas beside the autoscaler's")
+	}
+}
+
+// TestRenderMemoryLimit: GOMEMLIMIT is nine tenths of the memory limit, where there is one in Mi or Gi.
+func TestRenderMemoryLimit(t *testing.T) {
+	for limit, want := range map[string]string{"500Mi": "450MiB", "2Gi": "1843MiB", "1.5Gi": "", "": ""} {
+		limits := Values{"memory": limit}
+		if limit == "" {
+			limits = Values{"memory": nil}
+		}
+		d := deployment(t, render(t, Values{"replica": Values{"resources": Values{"limits": limits}}}), "barchan-replica")
+		got := ""
+		for _, v := range d.Spec.Template.Spec.Containers[0].Env {
+			if v.Name == "GOMEMLIMIT" {
+				got = v.Value
+			}
+		}
+		if got != want {
+			t.Errorf("limit %q: GOMEMLIMIT %q, want %q", limit, got, want)
+		}
 	}
 }
 

@@ -106,13 +106,14 @@ func (c *Cluster) Install(ctx context.Context, opt InstallOptions) error {
 	if err != nil {
 		return err
 	}
-	if err := c.checkOwners(ctx, objects, opt.TakeOver); err != nil {
+	versions, err := c.checkOwners(ctx, objects, opt.TakeOver)
+	if err != nil {
 		return err
 	}
 	for _, u := range objects {
 		now.Objects = append(now.Objects, referenceTo(u))
 	}
-	if err := c.change(ctx, before.Objects, now, objects, opt.TakeOver); err != nil {
+	if err := c.change(ctx, before.Objects, now, objects, versions, opt.TakeOver); err != nil {
 		return err
 	}
 	return c.awaitRoles(ctx, objects, opt.Timeout)
@@ -138,7 +139,7 @@ func (c *Cluster) render(values Values) ([]*unstructured.Unstructured, error) {
 
 // change brings the cluster from the objects before to those of a record, and writes the record: before the objects, so that it has
 // all that may be there, and after them.
-func (c *Cluster) change(ctx context.Context, before []reference, now record, objects []*unstructured.Unstructured, takeOver bool) error {
+func (c *Cluster) change(ctx context.Context, before []reference, now record, objects []*unstructured.Unstructured, versions map[string]string, takeOver bool) error {
 	begun := now
 	begun.Objects = union(before, now.Objects)
 	steps := []func() error{
@@ -151,7 +152,7 @@ func (c *Cluster) change(ctx context.Context, before []reference, now record, ob
 			return c.stopUpstream(ctx)
 		},
 		func() error { return c.ensureToken(ctx) },
-		func() error { return c.applyAll(ctx, objects) },
+		func() error { return c.applyAll(ctx, objects, versions) },
 		func() error { return c.prune(ctx, before, now.Objects) },
 		func() error { return c.writeRecord(ctx, now) },
 	}
@@ -209,36 +210,39 @@ func (c *Cluster) get(ctx context.Context, u *unstructured.Unstructured) (*unstr
 	return got, kubeobjects.Error(err)
 }
 
-// checkOwners refuses to change what Helm or another project has installed.
-func (c *Cluster) checkOwners(ctx context.Context, objects []*unstructured.Unstructured, takeOver bool) error {
+// checkOwners refuses to change what Helm or another project has installed. It returns the resourceVersions of the objects that are
+// there, by their IDs.
+func (c *Cluster) checkOwners(ctx context.Context, objects []*unstructured.Unstructured, takeOver bool) (versions map[string]string, err error) {
+	versions = map[string]string{}
 	for _, u := range objects {
 		have, err := c.get(ctx, u)
 		if errors.Is(err, errs.ErrNotFound) {
 			continue
 		} else if err != nil {
-			return err
+			return nil, err
 		}
+		versions[kubeobjects.ID(u)] = have.GetResourceVersion()
 		switch owner := have.GetLabels()[managedBy]; {
 		case owner == managedByUs:
 		case owner == "Helm":
 			a := have.GetAnnotations()
-			return fmt.Errorf("%s belongs to the Helm release %s of namespace %s; upgrade that with Helm: %w", kubeobjects.ID(u),
+			return nil, fmt.Errorf("%s belongs to the Helm release %s of namespace %s; upgrade that with Helm: %w", kubeobjects.ID(u),
 				a["meta.helm.sh/release-name"], a["meta.helm.sh/release-namespace"], errs.ErrConflict)
 		case !takeOver:
-			return fmt.Errorf("%s is there already, and not Barchan's; --take-over replaces it: %w", kubeobjects.ID(u), errs.ErrConflict)
+			return nil, fmt.Errorf("%s is there already, and not Barchan's; --take-over replaces it: %w", kubeobjects.ID(u), errs.ErrConflict)
 		}
 	}
 	if takeOver {
-		return nil
+		return versions, nil
 	}
 	d, err := c.upstream(ctx)
 	if err == nil && d.Status.Replicas > 0 {
 		err = fmt.Errorf("agent-sandbox's controller runs in namespace %s and works on the same objects; --take-over stops it: %w", upstreamNamespace, errs.ErrConflict)
 	}
 	if errors.Is(err, errs.ErrNotFound) {
-		return nil
+		err = nil
 	}
-	return err
+	return versions, err
 }
 
 func (c *Cluster) upstream(ctx context.Context) (*appsv1.Deployment, error) {
@@ -301,9 +305,9 @@ func (c *Cluster) ensureToken(ctx context.Context) error {
 }
 
 // applyAll applies the objects in their order. Definitions are served before objects of others are applied.
-func (c *Cluster) applyAll(ctx context.Context, objects []*unstructured.Unstructured) error {
+func (c *Cluster) applyAll(ctx context.Context, objects []*unstructured.Unstructured, versions map[string]string) error {
 	for i, u := range objects {
-		did, err := c.objects.Apply(ctx, u, kubeobjects.Options{Force: true})
+		did, err := c.objects.ApplyOver(ctx, u, versions[kubeobjects.ID(u)], kubeobjects.Options{Force: true})
 		if err != nil {
 			return fmt.Errorf("apply %s: %w", kubeobjects.ID(u), err)
 		}

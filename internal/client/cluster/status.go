@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	authorization "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -190,7 +190,7 @@ func (c *Cluster) checkRights(ctx context.Context) adminclient.Check {
 			return failed(name, kubeobjects.Error(err).Error(), "")
 		}
 		if !review.Status.Allowed {
-			return failed(name, fmt.Sprintf("this kubeconfig may not %s %s", a.Verb, cmp.Or(a.Group+"/", "")+a.Resource), "use that of a cluster administrator")
+			return failed(name, fmt.Sprintf("this kubeconfig may not %s %s", a.Verb, schema.GroupResource{Group: a.Group, Resource: a.Resource}), "use that of a cluster administrator")
 		}
 	}
 	return ok(name, "this kubeconfig may install")

@@ -144,29 +144,41 @@ func (c *Client) Apply(ctx context.Context, u *unstructured.Unstructured, opt Op
 	if err != nil {
 		return "", err
 	}
+	version := ""
+	before, err := resource.Get(ctx, u.GetName(), metav1.GetOptions{})
+	if err == nil {
+		version = before.GetResourceVersion()
+	} else if !apierrors.IsNotFound(err) {
+		return "", Error(err)
+	}
+	return c.ApplyOver(ctx, u, version, opt)
+}
+
+// ApplyOver is Apply for a caller that has read the object: version is the resourceVersion that it had, empty if it was not there.
+// The result compares with that; the server applies the object to whatever is there now.
+func (c *Client) ApplyOver(ctx context.Context, u *unstructured.Unstructured, version string, opt Options) (result string, err error) {
+	resource, err := c.Resource(u)
+	if err != nil {
+		return "", err
+	}
 	body, err := u.MarshalJSON()
 	if err != nil {
 		return "", fmt.Errorf("encode: %w", err)
-	}
-	result = Configured
-	before, err := resource.Get(ctx, u.GetName(), metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		result = Created
-	} else if err != nil {
-		return "", Error(err)
 	}
 	patch := metav1.PatchOptions{FieldManager: FieldManager, FieldValidation: metav1.FieldValidationStrict, Force: &opt.Force}
 	if opt.DryRun {
 		patch.DryRun = []string{metav1.DryRunAll}
 	}
 	after, err := resource.Patch(ctx, u.GetName(), types.ApplyPatchType, body, patch)
-	if err != nil {
+	switch {
+	case err != nil:
 		return "", Error(err)
+	case version == "":
+		return Created, nil
+	case version == after.GetResourceVersion():
+		return Unchanged, nil
 	}
-	if result == Configured && before.GetResourceVersion() == after.GetResourceVersion() {
-		result = Unchanged
-	}
-	return result, nil
+	return Configured, nil
 }
 
 // Delete deletes an object, and what it owns before it. One that is not there, or whose kind is not, is deleted.

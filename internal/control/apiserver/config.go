@@ -22,6 +22,8 @@ type Config struct {
 	Listen string
 	// Etcd stores the objects.
 	Etcd etcd.Config
+	// Node writes credentials of UserNode too, for a node in a process of its own.
+	Node bool
 	// Keys authenticates tenants' API keys as bearer tokens for their namespace; nil: none is valid.
 	Keys KeyFunc
 	// Pods does the work of Pods, which are views of Sandboxes; nil: there are no Pods.

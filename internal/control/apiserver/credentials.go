@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"k8s.io/client-go/tools/clientcmd"
@@ -19,30 +18,42 @@ import (
 
 const (
 	pkiDir         = "pki"
-	tokenFile      = "admin.token"
-	kubeconfigFile = "admin.kubeconfig"
 	minTokenLength = 16
 )
 
-// adminToken returns the admin's bearer token in dir, which it creates if missing.
-func adminToken(dir string) (string, error) {
-	path := filepath.Join(dir, tokenFile)
+// credentials are the files of a user that reaches the server over its listener.
+type credentials struct{ user, tokenFile, kubeconfig string }
+
+var (
+	adminCredentials = credentials{UserAdmin, "admin.token", "admin.kubeconfig"}
+	nodeCredentials  = credentials{UserNode, "node.token", "node.kubeconfig"}
+)
+
+func (s *Server) credentials() []credentials {
+	if s.cfg.Node {
+		return []credentials{adminCredentials, nodeCredentials}
+	}
+	return []credentials{adminCredentials}
+}
+
+// loadToken returns the bearer token of a file, which it creates if missing.
+func loadToken(path string) (string, error) {
 	text, err := os.ReadFile(path)
 	if err == nil {
 		token := strings.TrimSpace(string(text))
 		if len(token) < minTokenLength {
-			return "", fmt.Errorf("admin token in %s: %w: too short; delete the file to create a new one", path, errs.ErrInvalid)
+			return "", fmt.Errorf("token in %s: %w: too short; delete the file to create a new one", path, errs.ErrInvalid)
 		}
 		return token, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("read admin token: %w", err)
+		return "", fmt.Errorf("read token: %w", err)
 	}
 	token := rand.Text() + rand.Text()
 	return token, durable.WriteFile(path, []byte(token+"\n"), 0o600)
 }
 
-// writeKubeconfig writes the admin's kubeconfig for a server at addr.
+// writeKubeconfig writes a user's kubeconfig for a server at addr.
 func writeKubeconfig(path string, addr net.Addr, ca []byte, token string) error {
 	const name = "barchan"
 	k := clientcmdapi.NewConfig()

@@ -53,20 +53,20 @@ type engine struct {
 
 // build makes the server over the storage that options gives. It starts the watch caches; destroy
 // stops them.
-func build(cfg *Config, options func(schema.GroupResource, runtime.Codec, bool) generic.RESTOptions, adminToken string) (e *engine, err error) {
+func build(cfg *Config, options func(schema.GroupResource, runtime.Codec, bool) generic.RESTOptions, tokens map[string]string) (e *engine, err error) {
 	resources := kinds.All()
 	sch, err := kinds.NewScheme(append(slices.Clone(resources), kinds.Pods()))
 	if err != nil {
 		return nil, err
 	}
 	e = &engine{admitted: cfg.Admission}
-	gc := e.genericConfig(sch, newAuthenticator(adminToken, cfg.Keys))
+	gc := e.genericConfig(sch, newAuthenticator(tokens, cfg.Keys))
 	e.server, err = gc.Complete().New("barchan", genericapiserver.NewEmptyDelegate())
 	if err != nil {
 		return nil, fmt.Errorf("make the generic server: %w", err)
 	}
 	e.registry, err = registry.New(&registry.Config{
-		Scheme: sch, Options: options, Admission: e.admit, FinalizersOnly: isNode, Gate: cfg.Gate,
+		Scheme: sch, Options: options, Admission: e.admit, FromNode: isNode, Gate: cfg.Gate,
 	}, resources)
 	if err != nil {
 		e.server.Destroy()

@@ -41,11 +41,13 @@ var (
 	read    = []string{"get", "list", "watch"}
 	write   = []string{"create", "update", "patch", "delete", "deletecollection"}
 	readAll = append(slices.Clone(read), write...)
+	// nodeVerbs are for what a node runs.
+	nodeVerbs = append(slices.Clone(read), "update", "patch", "delete")
 )
 
 // rules lists all rights; anything else is refused. Tenants have theirs only in their own
 // namespace. They do not write status, which has addresses, nor warm pools, whose members
-// no quota counts. The node may patch and update sandboxes for their finalizers only: see isNode.
+// no quota counts. What the node may change of an object is less than the verbs say: see isNode.
 func rules() []rule {
 	known := []string{UserAdmin, UserController, UserNode, tenantGroup}
 	tenants := []string{tenantGroup}
@@ -75,13 +77,12 @@ func rules() []rule {
 		{users: []string{UserController}, verbs: readAll, group: eventsv1.GroupName, resources: []string{"events"}},
 		{users: []string{UserController}, verbs: readAll, group: coordinationv1.GroupName, resources: []string{"leases"}},
 
-		{users: []string{UserNode}, verbs: read, group: agents.GroupVersion.Group, resources: []string{"sandboxes", "sandboxes/status"}},
-		{users: []string{UserNode}, verbs: []string{"update", "patch"}, group: agents.GroupVersion.Group, resources: []string{"sandboxes", "sandboxes/status"}},
-		{users: []string{UserNode}, verbs: read, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates"}},
-		{users: []string{UserNode}, verbs: []string{"get"}, resources: []string{"secrets", "configmaps"}},
+		{users: []string{UserNode}, verbs: nodeVerbs, group: agents.GroupVersion.Group, resources: []string{"sandboxes", "sandboxes/status"}},
+		{users: []string{UserNode}, verbs: nodeVerbs, group: barchan.GroupVersion.Group, resources: []string{"checkpoints", "checkpoints/status"}},
+		{users: []string{UserNode}, verbs: []string{"create"}, group: barchan.GroupVersion.Group, resources: []string{"checkpoints"}}, // of imports
+		{users: []string{UserNode}, verbs: read, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates", "sandboxwarmpools", "sandboxclaims"}},
 		{users: []string{UserNode}, verbs: []string{"create", "patch"}, resources: []string{"events"}},
 		{users: []string{UserNode}, verbs: []string{"create", "patch"}, group: eventsv1.GroupName, resources: []string{"events"}},
-		{users: []string{UserNode}, verbs: []string{"get", "list", "watch", "create", "update", "patch"}, group: coordinationv1.GroupName, resources: []string{"leases"}},
 	}
 }
 
@@ -135,8 +136,8 @@ func pathMatches(pattern, path string) bool {
 	return pattern == path
 }
 
-// isNode reports whether a request is the node's. It may change only the finalizers of objects: what it
-// reports goes to the status subresource.
+// isNode reports whether a request is the node's. Of objects it may change only what package registry lists: what
+// it reports goes to the status subresource.
 func isNode(ctx context.Context) bool {
 	u, ok := genericapirequest.UserFrom(ctx)
 	return ok && u.GetName() == UserNode

@@ -40,12 +40,12 @@ func granted() map[access]bool {
 	add(UserController, every, "events.k8s.io", "events")
 	add(UserController, every, "coordination.k8s.io", "leases")
 
-	add(UserNode, []string{"get", "list", "watch", "update", "patch"}, "agents.x-k8s.io", "sandboxes", "sandboxes/status")
-	add(UserNode, []string{"get", "list", "watch"}, "extensions.agents.x-k8s.io", "sandboxtemplates")
-	add(UserNode, []string{"get"}, "", "secrets", "configmaps")
+	add(UserNode, []string{"get", "list", "watch", "update", "patch", "delete"}, "agents.x-k8s.io", "sandboxes", "sandboxes/status")
+	add(UserNode, []string{"get", "list", "watch", "update", "patch", "delete"}, "barchan.dev", "checkpoints", "checkpoints/status")
+	add(UserNode, []string{"create"}, "barchan.dev", "checkpoints")
+	add(UserNode, []string{"get", "list", "watch"}, "extensions.agents.x-k8s.io", "sandboxtemplates", "sandboxwarmpools", "sandboxclaims")
 	add(UserNode, []string{"create", "patch"}, "", "events")
 	add(UserNode, []string{"create", "patch"}, "events.k8s.io", "events")
-	add(UserNode, []string{"get", "list", "watch", "create", "update", "patch"}, "coordination.k8s.io", "leases")
 	return m
 }
 

@@ -71,7 +71,15 @@ func (s *Server) RESTConfig(user string) *rest.Config {
 
 // AdminKubeconfig returns the path of the admin's kubeconfig, which Start writes if the server
 // listens.
-func (s *Server) AdminKubeconfig() string { return filepath.Join(s.cfg.DataDir, kubeconfigFile) }
+func (s *Server) AdminKubeconfig() string {
+	return filepath.Join(s.cfg.DataDir, adminCredentials.kubeconfig)
+}
+
+// NodeKubeconfig returns the path of the node's kubeconfig, which Start writes if the server listens and
+// the configuration asks for it.
+func (s *Server) NodeKubeconfig() string {
+	return filepath.Join(s.cfg.DataDir, nodeCredentials.kubeconfig)
+}
 
 // Addr returns where the server listens; nil before Start, or without a listener.
 func (s *Server) Addr() net.Addr {
@@ -115,7 +123,7 @@ func (s *Server) startLocked(ctx context.Context) error {
 		return err
 	}
 	s.undo = append(s.undo, s.backend.Close)
-	if s.engine, err = build(&s.cfg, s.backend.Options, front.token); err != nil {
+	if s.engine, err = build(&s.cfg, s.backend.Options, front.tokens); err != nil {
 		return err
 	}
 	s.undo = append(s.undo, s.engine.destroy)
@@ -251,7 +259,7 @@ func (s *Server) unwindLocked() {
 type front struct {
 	listener net.Listener
 	certs    *localca.CA
-	token    string
+	tokens   map[string]string // of users, by their names
 }
 
 // openFrontLocked takes the port, so that one in use is an error before anything else happens.
@@ -269,8 +277,13 @@ func (s *Server) openFrontLocked(ctx context.Context) (f front, err error) {
 	if f.certs, err = localca.Open(localca.Config{Dir: dir, Names: certificateNames(s.cfg.Listen)}); err != nil {
 		return f, err
 	}
-	f.token, err = adminToken(dir)
-	return f, err
+	f.tokens = map[string]string{}
+	for _, c := range s.credentials() {
+		if f.tokens[c.user], err = loadToken(filepath.Join(dir, c.tokenFile)); err != nil {
+			return f, fmt.Errorf("credentials of %s: %w", c.user, err)
+		}
+	}
+	return f, nil
 }
 
 // serveLocked answers over TLS.
@@ -279,8 +292,10 @@ func (s *Server) serveLocked(run context.Context, f front) error {
 	if f.listener == nil {
 		return nil
 	}
-	if err := writeKubeconfig(s.AdminKubeconfig(), f.listener.Addr(), f.certs.CertPEM(), f.token); err != nil {
-		return err
+	for _, c := range s.credentials() {
+		if err := writeKubeconfig(filepath.Join(s.cfg.DataDir, c.kubeconfig), f.listener.Addr(), f.certs.CertPEM(), f.tokens[c.user]); err != nil {
+			return err
+		}
 	}
 	remote := newDrainer(run, s.engine.remote)
 	hs := &http.Server{

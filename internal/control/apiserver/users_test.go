@@ -14,10 +14,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	basepool "github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 )
 
-func TestNodeMayOnlyReport(t *testing.T) {
+func TestNodeMayChangeLittle(t *testing.T) {
 	s := start(t)
 	admin, node := clientAs(t, s, apiserver.UserAdmin), clientAs(t, s, apiserver.UserNode)
 	create(t, admin, sandbox("a"))
@@ -30,8 +31,10 @@ func TestNodeMayOnlyReport(t *testing.T) {
 	}
 	read()
 	controllerutil.AddFinalizer(&sb, agents.NodeFinalizer)
+	basepool.BindEnv(&sb, true)
+	sb.Spec.OperatingMode, sb.Spec.ShutdownTime = agents.ModeSuspended, nil // as at its end
 	if err := node.Update(t.Context(), &sb); err != nil {
-		t.Errorf("add a finalizer: %v", err)
+		t.Errorf("update what is a node's: %v", err)
 	}
 	sb.Status.NodeName = "here"
 	if err := node.Status().Update(t.Context(), &sb); err != nil {
@@ -42,18 +45,18 @@ func TestNodeMayOnlyReport(t *testing.T) {
 		t.Errorf("remove a finalizer: %v", err)
 	}
 	for name, patch := range map[string]string{
-		"spec":   `{"spec":{"operatingMode":"Suspended"}}`,
-		"labels": `{"metadata":{"labels":{"x":"y"}}}`,
-		"owners": `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"c","uid":"u"}]}}`,
+		"spec":        `{"spec":{"shutdownPolicy":"Delete"}}`,
+		"labels":      `{"metadata":{"labels":{"x":"y"}}}`,
+		"annotations": `{"metadata":{"annotations":{"x":"y"}}}`,
+		"owners":      `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"c","uid":"u"}]}}`,
 	} {
 		err := node.Patch(t.Context(), sb.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(patch)))
-		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "metadata.finalizers and the status subresource only") {
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "it reports by the status subresource") {
 			t.Errorf("patch of %s = %v, want forbidden in clear words", name, err)
 		}
 	}
 	for name, err := range map[string]error{
 		"create a sandbox": node.Create(t.Context(), sandbox("b")),
-		"delete a sandbox": node.Delete(t.Context(), sandbox("a")),
 		"apply a sandbox":  node.Patch(t.Context(), applyOf("c"), client.Apply, client.FieldOwner("node")), //nolint:staticcheck // the wire form is what counts
 		"list secrets":     node.List(t.Context(), &corev1.SecretList{}),
 	} {
@@ -62,8 +65,11 @@ func TestNodeMayOnlyReport(t *testing.T) {
 		}
 	}
 	read()
-	if sb.Spec.OperatingMode != agents.ModeRunning || sb.Status.NodeName != "here" || len(sb.Finalizers) > 0 {
-		t.Errorf("afterwards: mode %s, node %q, finalizers %v", sb.Spec.OperatingMode, sb.Status.NodeName, sb.Finalizers)
+	if sb.Spec.OperatingMode != agents.ModeSuspended || sb.Status.NodeName != "here" || len(sb.Finalizers) > 0 || !basepool.OwnEnv(&sb) {
+		t.Errorf("afterwards: mode %s, node %q, finalizers %v, annotations %v", sb.Spec.OperatingMode, sb.Status.NodeName, sb.Finalizers, sb.Annotations)
+	}
+	if err := node.Delete(t.Context(), &sb); err != nil {
+		t.Errorf("delete a sandbox whose time is over: %v", err)
 	}
 }
 
@@ -75,12 +81,15 @@ func applyOf(name string) *agents.Sandbox {
 
 func TestNetworkCredentials(t *testing.T) {
 	dir := t.TempDir()
-	s := start(t, func(c *apiserver.Config) { c.DataDir = dir })
-	text, err := os.ReadFile(filepath.Join(dir, "pki", "admin.token"))
-	if err != nil {
-		t.Fatal(err)
+	s := start(t, func(c *apiserver.Config) { c.DataDir, c.Node = dir, true })
+	token := func(user string) string {
+		text, err := os.ReadFile(filepath.Join(dir, "pki", user+".token"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(text))
 	}
-	admin := strings.TrimSpace(string(text))
+	admin, node := token("admin"), token("node")
 	for _, tc := range []struct {
 		path, token string
 		want        int
@@ -97,6 +106,9 @@ func TestNetworkCredentials(t *testing.T) {
 		{"/api/v1/namespaces/default/secrets", "wrong-token-of-no-user", http.StatusUnauthorized},
 		{"/api/v1/namespaces/default/secrets", admin, http.StatusOK},
 		{"/nothing", admin, http.StatusNotFound},
+		{"/apis/agents.x-k8s.io/v1beta1/sandboxes", node, http.StatusOK},
+		{"/api/v1/namespaces/default/secrets", node, http.StatusForbidden},
+		{"/apis/barchan.dev/v1alpha1/apikeys", node, http.StatusForbidden},
 	} {
 		if got := get(t, s, tc.path, tc.token); got != tc.want {
 			t.Errorf("GET %s with token %.5q = %d, want %d", tc.path, tc.token, got, tc.want)

@@ -168,8 +168,8 @@ func (c *Cache[T, P]) Latest(shown P) P {
 
 // Merge puts assumed objects over those that the informer cache shows, which must be all that match in
 // it: newer ones replace, or leave where they no longer match; those that it lacks are added, and
-// deleted ones are removed. It may change shown.
-func (c *Cache[T, P]) Merge(shown []T, match func(P) bool) []T {
+// deleted ones are removed. It may change shown, and returns its objects as they are.
+func (c *Cache[T, P]) Merge(shown []P, match func(P) bool) []P {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.assumed) == 0 {
@@ -177,21 +177,20 @@ func (c *Cache[T, P]) Merge(shown []T, match func(P) bool) []T {
 	}
 	seen := map[types.UID]bool{}
 	merged := shown[:0]
-	for i := range shown {
-		object := P(&shown[i])
+	for _, object := range shown {
 		uid := object.GetUID()
 		seen[uid] = true
 		a, ok := c.assumed[uid]
 		switch {
 		case !ok || ends(a, object):
-			merged = append(merged, shown[i])
+			merged = append(merged, object)
 		case !a.deleted && match(a.object):
-			merged = append(merged, *a.object.DeepCopy())
+			merged = append(merged, a.object.DeepCopy())
 		}
 	}
 	for uid, a := range c.assumed {
 		if !seen[uid] && !a.deleted && time.Since(a.since) <= expiry && match(a.object) {
-			merged = append(merged, *a.object.DeepCopy())
+			merged = append(merged, a.object.DeepCopy())
 		}
 	}
 	return merged

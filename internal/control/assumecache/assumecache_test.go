@@ -31,12 +31,8 @@ func all(*agents.Sandbox) bool { return true }
 
 // merged lists what a reader gets, as "uid@version".
 func merged(c *Sandboxes, match func(*agents.Sandbox) bool, shown ...*agents.Sandbox) string {
-	var list []agents.Sandbox
-	for _, s := range shown {
-		list = append(list, *s)
-	}
 	got := []string{}
-	for _, s := range c.Merge(list, match) {
+	for _, s := range c.Merge(shown, match) {
 		got = append(got, string(s.UID)+"@"+s.ResourceVersion)
 	}
 	slices.Sort(got)

@@ -51,18 +51,21 @@ type Config struct {
 	// Log receives the informers' entries. Their library has one logger for the process: the
 	// first cache sets it. Nil: discarded.
 	Log *slog.Logger
-	// Pods has the cache hold the Pods of sandboxes too, without what no controller of ours reads, and the
-	// NetworkPolicies and PodDisruptionBudgets that select them.
-	Pods bool
+	// Kinds are those that the cache holds: what the process reads, and no more. Default: [ServerKinds].
+	Kinds []client.Object
+	// Trim leaves out managed fields, of all objects. Every write of an object that was read from the cache must then go through the
+	// request handling of an API server, which takes none in an update for unchanged.
+	Trim bool
 }
 
-// Cache holds all objects of our kinds.
+// Cache holds all objects of some kinds.
 type Cache struct {
 	informers crcache.Cache
 	live      client.Client
 	waits     *notifier
 	fresh     *fresh
-	kinds     []kind // set by New
+	kinds     []kind                  // set by New
+	stores    map[reflect.Type]*store // by kind; set by New
 	errors    *watchErrors
 	running   atomic.Bool
 }
@@ -84,15 +87,19 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	}
 	routeLog(cfg.Log)
 	failures := &watchErrors{log: cfg.Log.With(telemetry.Component, "cache"), last: map[string]error{}}
+	if cfg.Kinds == nil {
+		cfg.Kinds = ServerKinds()
+	}
 	mapper := fixedMapper(scheme)
 	watched := rest.CopyConfig(cfg.REST)
 	watched.Wrap(failures.listen)
 	waits := newNotifier()
 	informers, err := crcache.New(watched, crcache.Options{
 		ByObject: map[client.Object]crcache.ByObject{
-			&corev1.Pod{}: podSelection(), &networkingv1.NetworkPolicy{}: ourSelection(), &policyv1.PodDisruptionBudget{}: ourSelection(),
+			&corev1.Pod{}: podSelection(), &corev1.Service{}: serviceSelection(), &networkingv1.NetworkPolicy{}: ourSelection(), &policyv1.PodDisruptionBudget{}: ourSelection(),
 		},
-		Scheme: scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: failures.note,
+		DefaultTransform: newTransform(cfg.Trim),
+		Scheme:           scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: failures.note,
 		NewInformer: func(from toolscache.ListerWatcher, o runtime.Object, resync time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
 			return toolscache.NewSharedIndexInformer(&relisting{from, func() { waits.notifyAll(reflect.TypeOf(o)) }}, o, resync, by)
 		},
@@ -104,15 +111,11 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the API client: %w", err)
 	}
-	c := &Cache{informers: informers, live: live, waits: waits, errors: failures}
+	c := &Cache{informers: informers, live: live, waits: waits, errors: failures, stores: map[reflect.Type]*store{}}
 	c.fresh = newFresh(func(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
 		return read(ctx, live, key, &extensions.SandboxTemplate{})
 	})
-	held := kinds()
-	if cfg.Pods {
-		held = append(held, &corev1.Pod{}, &networkingv1.NetworkPolicy{}, &policyv1.PodDisruptionBudget{})
-	}
-	if err := c.watch(ctx, held); err != nil {
+	if err := c.watch(ctx, cfg.Kinds); err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -154,7 +157,7 @@ func (c *Cache) Sandbox(ctx context.Context, key types.NamespacedName) (*agents.
 
 // SandboxByID returns the sandbox that has the ID.
 func (c *Cache) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
-	found, err := c.sandboxes(ctx, client.MatchingFields{indexSandboxID: string(id)})
+	found, err := shared[*agents.Sandbox](ctx, c, indexSandboxID, string(id))
 	if err != nil {
 		return nil, fmt.Errorf("find sandbox %s: %w", id, err)
 	}
@@ -162,36 +165,33 @@ func (c *Cache) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox
 }
 
 // Sandboxes returns the sandboxes of a namespace, or of all if it is empty; spare members of
-// pools are among them.
-func (c *Cache) Sandboxes(ctx context.Context, namespace string) ([]agents.Sandbox, error) {
-	return c.sandboxes(ctx, client.InNamespace(namespace))
+// pools are among them. The cache shares them: the caller must not change them.
+func (c *Cache) Sandboxes(ctx context.Context, namespace string) ([]*agents.Sandbox, error) {
+	return shared[*agents.Sandbox](ctx, c, toolscache.NamespaceIndex, namespace)
 }
 
-// Members returns the unclaimed members of a pool, of any revision and in any state.
-func (c *Cache) Members(ctx context.Context, pool types.UID) ([]agents.Sandbox, error) {
-	return c.sandboxes(ctx, client.MatchingFields{indexMember: string(pool)})
+// Members returns the unclaimed members of a pool, of any revision and in any state. The cache shares them: the caller must not
+// change them.
+func (c *Cache) Members(ctx context.Context, pool types.UID) ([]*agents.Sandbox, error) {
+	return shared[*agents.Sandbox](ctx, c, indexMember, string(pool))
 }
 
 // ClaimedFrom returns the sandboxes that were claimed through a pool: its former members, and those
-// started cold because it had none.
-func (c *Cache) ClaimedFrom(ctx context.Context, pool types.UID) ([]agents.Sandbox, error) {
-	return c.sandboxes(ctx, client.MatchingFields{indexOrigin: string(pool)})
+// started cold because it had none. The cache shares them: the caller must not change them.
+func (c *Cache) ClaimedFrom(ctx context.Context, pool types.UID) ([]*agents.Sandbox, error) {
+	return shared[*agents.Sandbox](ctx, c, indexOrigin, string(pool))
 }
 
 // Owned returns the sandboxes that an object controls by its owner reference.
-func (c *Cache) Owned(ctx context.Context, owner types.UID) ([]agents.Sandbox, error) {
-	return c.sandboxes(ctx, client.MatchingFields{indexOwner: string(owner)})
+func (c *Cache) Owned(ctx context.Context, owner types.UID) ([]*agents.Sandbox, error) {
+	return clones(shared[*agents.Sandbox](ctx, c, indexOwner, string(owner)))
 }
 
 // SandboxesByIdempotency returns the sandboxes of a namespace that were made for a request with
 // this hash of its key.
-func (c *Cache) SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]agents.Sandbox, error) {
-	return c.sandboxes(ctx, client.InNamespace(namespace), client.MatchingFields{indexIdempotency: hash})
-}
-
-func (c *Cache) sandboxes(ctx context.Context, opts ...client.ListOption) ([]agents.Sandbox, error) {
-	var list agents.SandboxList
-	return items(ctx, c, &list, &list.Items, "sandboxes", opts...)
+func (c *Cache) SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]*agents.Sandbox, error) {
+	found, err := shared[*agents.Sandbox](ctx, c, indexIdempotency, hash)
+	return clones(in(namespace, found), err)
 }
 
 // Template returns one template by name.
@@ -201,14 +201,13 @@ func (c *Cache) Template(ctx context.Context, key types.NamespacedName) (*extens
 
 // Templates returns the templates of a namespace, or of all if it is empty.
 func (c *Cache) Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
-	var list extensions.SandboxTemplateList
-	return items(ctx, c, &list, &list.Items, "templates", client.InNamespace(namespace))
+	return copies(shared[*extensions.SandboxTemplate](ctx, c, toolscache.NamespaceIndex, namespace))
 }
 
 // TemplateRevisions returns the history of a template, in no order.
 func (c *Cache) TemplateRevisions(ctx context.Context, template types.NamespacedName) ([]barchan.TemplateRevision, error) {
-	var list barchan.TemplateRevisionList
-	return items(ctx, c, &list, &list.Items, "revisions of template "+template.String(), client.InNamespace(template.Namespace), client.MatchingFields{indexRevisionOf: template.Name})
+	found, err := shared[*barchan.TemplateRevision](ctx, c, indexRevisionOf, template.Name)
+	return copies(in(template.Namespace, found), err)
 }
 
 // Pool returns one warm pool by name.
@@ -218,8 +217,8 @@ func (c *Cache) Pool(ctx context.Context, key types.NamespacedName) (*extensions
 
 // PoolsOf returns the warm pools of a template in a namespace, or in all if that is empty.
 func (c *Cache) PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error) {
-	var list extensions.SandboxWarmPoolList
-	return items(ctx, c, &list, &list.Items, "warm pools", client.InNamespace(namespace), client.MatchingFields{indexPoolTemplate: template.String()})
+	found, err := shared[*extensions.SandboxWarmPool](ctx, c, indexPoolTemplate, template.String())
+	return copies(in(namespace, found), err)
 }
 
 // Claim returns one claim by name.
@@ -227,37 +226,33 @@ func (c *Cache) Claim(ctx context.Context, key types.NamespacedName) (*extension
 	return read(ctx, c.memory(), key, &extensions.SandboxClaim{})
 }
 
-// ClaimsOn returns the claims on a pool.
-func (c *Cache) ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]extensions.SandboxClaim, error) {
-	var list extensions.SandboxClaimList
-	return items(ctx, c, &list, &list.Items, "claims on pool "+pool.String(), client.InNamespace(pool.Namespace), client.MatchingFields{indexClaimPool: pool.Name})
+// ClaimsOn returns the claims on a pool. The cache shares them: the caller must not change them.
+func (c *Cache) ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]*extensions.SandboxClaim, error) {
+	found, err := shared[*extensions.SandboxClaim](ctx, c, indexClaimPool, pool.Name)
+	return in(pool.Namespace, found), err
 }
 
 // APIKeyByHash returns the key whose SHA-256, in hex, is hash.
 func (c *Cache) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey, error) {
-	var list barchan.APIKeyList
-	if err := c.memory().List(ctx, &list, client.MatchingFields{indexKeyHash: hash}); err != nil {
+	found, err := shared[*barchan.APIKey](ctx, c, indexKeyHash, hash)
+	if err != nil {
 		return nil, fmt.Errorf("find API key: %w", err)
 	}
-	return first(list.Items, "API key")
+	return first(found, "API key")
 }
 
 // APIKeys returns the keys of a namespace, or of all if it is empty.
 func (c *Cache) APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error) {
-	var list barchan.APIKeyList
-	return items(ctx, c, &list, &list.Items, "API keys", client.InNamespace(namespace))
+	return copies(shared[*barchan.APIKey](ctx, c, toolscache.NamespaceIndex, namespace))
 }
 
-// items reads a list and returns its items, which all points to.
-func items[T any](ctx context.Context, c *Cache, into client.ObjectList, all *[]T, what string, opts ...client.ListOption) ([]T, error) {
-	if err := c.memory().List(ctx, into, opts...); err != nil {
-		return nil, fmt.Errorf("list %s: %w", what, err)
-	}
-	return *all, nil
+// getter reads single objects.
+type getter interface {
+	Get(ctx context.Context, key types.NamespacedName, into client.Object, opts ...client.GetOption) error
 }
 
 // read fills into with one object, of the cache or of the API server.
-func read[T client.Object](ctx context.Context, from client.Reader, key types.NamespacedName, into T) (T, error) {
+func read[T client.Object](ctx context.Context, from getter, key types.NamespacedName, into T) (T, error) {
 	if err := from.Get(ctx, key, into); err != nil {
 		var none T
 		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
@@ -281,13 +276,6 @@ func (m memory) Get(ctx context.Context, key types.NamespacedName, into client.O
 		return err
 	}
 	return m.c.informers.Get(ctx, key, into, opts...)
-}
-
-func (m memory) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	if err := m.c.ready(ctx); err != nil {
-		return err
-	}
-	return m.c.informers.List(ctx, into, opts...)
 }
 
 // ready returns once the cache can answer.
@@ -335,9 +323,10 @@ func (c *Cache) Namespace(ctx context.Context, name string) (*corev1.Namespace, 
 	return read(ctx, c.memory(), types.NamespacedName{Name: name}, &corev1.Namespace{})
 }
 
-func first[T any](items []T, what string) (*T, error) {
-	if len(items) == 0 {
+// first returns a copy of the first object.
+func first[T any, P copied[T]](found []P, what string) (*T, error) {
+	if len(found) == 0 {
 		return nil, fmt.Errorf("%s: %w", what, errs.ErrNotFound)
 	}
-	return &items[0], nil
+	return found[0].DeepCopy(), nil
 }

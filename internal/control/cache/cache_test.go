@@ -44,7 +44,13 @@ func start(t testing.TB) (*cache.Cache, func()) {
 
 func startOn(t testing.TB, cfg *rest.Config) (*cache.Cache, func()) {
 	t.Helper()
-	c, err := cache.New(t.Context(), cache.Config{REST: cfg})
+	return synced(t, cache.Config{REST: cfg})
+}
+
+// synced returns a synced cache, and what stops it.
+func synced(t testing.TB, cfg cache.Config) (*cache.Cache, func()) {
+	t.Helper()
+	c, err := cache.New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

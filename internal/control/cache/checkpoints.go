@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	toolscache "k8s.io/client-go/tools/cache"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
@@ -18,32 +18,30 @@ func (c *Cache) Checkpoint(ctx context.Context, key types.NamespacedName) (*barc
 
 // Checkpoints returns the checkpoints of a namespace, or of all if it is empty.
 func (c *Cache) Checkpoints(ctx context.Context, namespace string) ([]barchan.Checkpoint, error) {
-	return c.checkpoints(ctx, client.InNamespace(namespace))
+	return copies(shared[*barchan.Checkpoint](ctx, c, toolscache.NamespaceIndex, namespace))
 }
 
 // Unfinished returns the checkpoints that are still to be taken of a sandbox.
 func (c *Cache) Unfinished(ctx context.Context, source types.NamespacedName) ([]barchan.Checkpoint, error) {
-	return c.checkpoints(ctx, client.InNamespace(source.Namespace), client.MatchingFields{indexUnfinished: source.Name})
+	found, err := shared[*barchan.Checkpoint](ctx, c, indexUnfinished, source.Name)
+	return copies(in(source.Namespace, found), err)
 }
 
 // WarmCheckpoints returns the checkpoints of a template's warm-up, of any revision and in any phase, in a
 // namespace, or in all if that is empty.
 func (c *Cache) WarmCheckpoints(ctx context.Context, namespace string, template types.NamespacedName) ([]barchan.Checkpoint, error) {
-	return c.checkpoints(ctx, client.InNamespace(namespace), client.MatchingFields{indexWarm: template.String()})
-}
-
-func (c *Cache) checkpoints(ctx context.Context, opts ...client.ListOption) ([]barchan.Checkpoint, error) {
-	var list barchan.CheckpointList
-	return items(ctx, c, &list, &list.Items, "checkpoints", opts...)
+	found, err := shared[*barchan.Checkpoint](ctx, c, indexWarm, template.String())
+	return copies(in(namespace, found), err)
 }
 
 // RestoringFrom returns the sandboxes whose specification names a checkpoint, started or not.
 func (c *Cache) RestoringFrom(ctx context.Context, checkpoint types.NamespacedName) ([]agents.Sandbox, error) {
-	return c.sandboxes(ctx, client.InNamespace(checkpoint.Namespace), client.MatchingFields{indexRestore: checkpoint.Name})
+	found, err := shared[*agents.Sandbox](ctx, c, indexRestore, checkpoint.Name)
+	return copies(in(checkpoint.Namespace, found), err)
 }
 
 // TemplatesFrom returns the templates whose sandboxes start from a checkpoint.
 func (c *Cache) TemplatesFrom(ctx context.Context, checkpoint types.NamespacedName) ([]extensions.SandboxTemplate, error) {
-	var list extensions.SandboxTemplateList
-	return items(ctx, c, &list, &list.Items, "templates of checkpoint "+checkpoint.String(), client.InNamespace(checkpoint.Namespace), client.MatchingFields{indexTemplateOrigin: checkpoint.Name})
+	found, err := shared[*extensions.SandboxTemplate](ctx, c, indexTemplateOrigin, checkpoint.Name)
+	return copies(in(checkpoint.Namespace, found), err)
 }

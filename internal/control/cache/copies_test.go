@@ -14,10 +14,11 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 )
 
-// Promise 7, for every read: eight callers change their results, and none sees a change of another.
+// Promise 7, for every read of which the result is not shared: eight callers change their results, and none sees a change of another.
 func TestEveryReadIsACopy(t *testing.T) {
 	c, _ := start(t)
 	ctx := t.Context()
@@ -69,11 +70,15 @@ func reads(c *cache.Cache) map[string]func(context.Context) ([]client.Object, er
 		"Namespace": func(ctx context.Context) ([]client.Object, error) {
 			return one(cache.Wait(ctx, c, types.NamespacedName{Name: "copies"}, is[*corev1.Namespace]))
 		},
-		"Sandboxes": func(ctx context.Context) ([]client.Object, error) { return many(c.Sandboxes(ctx, "default")) },
-		"Members":   func(ctx context.Context) ([]client.Object, error) { return many(c.Members(ctx, "p")) },
+		"SandboxByID": func(ctx context.Context) ([]client.Object, error) {
+			all, err := c.Members(ctx, "p")
+			if err != nil {
+				return nil, err
+			}
+			return one(c.SandboxByID(ctx, sandbox.IDOf(all[0].UID)))
+		},
 		"Templates": func(ctx context.Context) ([]client.Object, error) { return many(c.Templates(ctx, "default")) },
 		"PoolsOf":   func(ctx context.Context) ([]client.Object, error) { return many(c.PoolsOf(ctx, "", key)) },
-		"ClaimsOn":  func(ctx context.Context) ([]client.Object, error) { return many(c.ClaimsOn(ctx, key)) },
 		"Checkpoints": func(ctx context.Context) ([]client.Object, error) {
 			return many[barchan.Checkpoint](c.Checkpoints(ctx, "default"))
 		},

@@ -1,6 +1,12 @@
 package cache
 
-import "sigs.k8s.io/controller-runtime/pkg/client"
+import (
+	"maps"
+	"reflect"
+	"slices"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
 
 // Waiting returns how many objects callers wait for.
 func Waiting(c *Cache) int {
@@ -18,4 +24,9 @@ func IndexValues(o client.Object) map[string]string {
 		}
 	}
 	return all
+}
+
+// Indexes returns the names of the indexes of a kind, in order.
+func Indexes[T client.Object](c *Cache) []string {
+	return slices.Sorted(maps.Keys(c.stores[reflect.TypeFor[T]()].GetIndexers()))
 }

@@ -30,7 +30,7 @@ const (
 	indexPodOwner       = "barchan.podOwner"
 )
 
-// index finds objects of one kind by a value.
+// index finds objects of one kind by a value. The first read by it makes it, so that a process has those that it reads.
 type index struct {
 	name   string
 	object client.Object

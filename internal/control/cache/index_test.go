@@ -20,7 +20,7 @@ import (
 )
 
 // names returns what is sorted by name.
-func names(all []agents.Sandbox) []string {
+func names(all []*agents.Sandbox) []string {
 	var out []string
 	for i := range all {
 		out = append(out, all[i].Name)
@@ -30,10 +30,10 @@ func names(all []agents.Sandbox) []string {
 }
 
 // where returns the names of those that a full scan finds.
-func where(all []agents.Sandbox, keep func(*agents.Sandbox) bool) []string {
-	var out []agents.Sandbox
+func where(all []*agents.Sandbox, keep func(*agents.Sandbox) bool) []string {
+	var out []*agents.Sandbox
 	for i := range all {
-		if keep(&all[i]) {
+		if keep(all[i]) {
 			out = append(out, all[i])
 		}
 	}
@@ -80,16 +80,17 @@ func TestIndexesFindWhatAScanFinds(t *testing.T) {
 			t.Fatal(err)
 		}
 		compare(t, c, all)
-		for i := range all {
+		for _, s := range all {
+			s = s.DeepCopy()
 			switch r.IntN(3) {
 			case 0:
-				random(r, &all[i])
-				err = c.Live().Update(t.Context(), &all[i])
+				random(r, s)
+				err = c.Live().Update(t.Context(), s)
 			case 1:
-				err = c.Live().Delete(t.Context(), &all[i])
+				err = c.Live().Delete(t.Context(), s)
 			case 2:
-				all[i].Status.NodeName = "n" + strconv.Itoa(r.IntN(2))
-				err = c.Live().Status().Update(t.Context(), &all[i])
+				s.Status.NodeName = "n" + strconv.Itoa(r.IntN(2))
+				err = c.Live().Status().Update(t.Context(), s)
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -118,10 +119,10 @@ func settle(t *testing.T, c *cache.Cache) {
 	}
 }
 
-func compare(t *testing.T, c *cache.Cache, all []agents.Sandbox) {
+func compare(t *testing.T, c *cache.Cache, all []*agents.Sandbox) {
 	t.Helper()
 	ctx := t.Context()
-	check := func(what string, got []agents.Sandbox, err error, keep func(*agents.Sandbox) bool) {
+	check := func(what string, got []*agents.Sandbox, err error, keep func(*agents.Sandbox) bool) {
 		t.Helper()
 		if want := where(all, keep); err != nil || !slices.Equal(names(got), want) {
 			t.Errorf("%s = %v, %v; a scan finds %v", what, names(got), err, want)

@@ -8,27 +8,25 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// PodsOf returns the Pods that a sandbox controls, if the cache holds Pods. They have no managed fields, no environment
-// and no volumes.
+// PodsOf returns the Pods that a sandbox controls, without managed fields, environment and volumes. The cache shares them: the
+// caller must not change them.
 func (c *Cache) PodsOf(ctx context.Context, owner types.UID) ([]*corev1.Pod, error) {
-	var list corev1.PodList
-	pods, err := items(ctx, c, &list, &list.Items, "Pods", client.MatchingFields{indexPodOwner: string(owner)})
-	all := make([]*corev1.Pod, len(pods))
-	for i := range pods {
-		all[i] = &pods[i]
-	}
-	return all, err
+	return shared[*corev1.Pod](ctx, c, indexPodOwner, string(owner))
 }
 
 // podSelection restricts the cache to the Pods of sandboxes, also those that agent-sandbox made, and to what is read of them.
 func podSelection() crcache.ByObject {
 	return crcache.ByObject{Label: having(agents.LabelSandboxNameHash), Transform: trimPod}
+}
+
+// serviceSelection restricts the cache to the Services of sandboxes.
+func serviceSelection() crcache.ByObject {
+	return crcache.ByObject{Label: having(agents.LabelSandboxNameHash)}
 }
 
 // ourSelection restricts the cache to what a controller of ours has written.

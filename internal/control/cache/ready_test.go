@@ -17,7 +17,7 @@ import (
 
 // TestReadsWaitForEveryKind holds the list of one kind after the other: no read of another kind returns before it.
 func TestReadsWaitForEveryKind(t *testing.T) {
-	for _, held := range kinds() {
+	for _, held := range ServerKinds() {
 		t.Run(nameOf(held), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := fakeapi.New()

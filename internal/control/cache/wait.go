@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -91,8 +90,8 @@ func (w *notifier) notifyAll(kind reflect.Type) {
 // returns an errs.ErrTimeout. The result is the caller's own copy that satisfied done.
 func Wait[T client.Object](ctx context.Context, c *Cache, key types.NamespacedName, done func(T) (bool, error)) (T, error) {
 	var none T
-	if !holds[T]() {
-		return none, fmt.Errorf("wait for %T %s: the cache does not hold that kind: %w", none, key, errs.ErrInvalid)
+	if c.stores[reflect.TypeFor[T]()] == nil {
+		return none, fmt.Errorf("wait for %s: %w", key, notHeld[T]())
 	}
 	changed, leave := c.waits.join(awaited{kind: reflect.TypeFor[T](), key: key})
 	defer leave()
@@ -147,8 +146,4 @@ func (c *Cache) WaitCheckpoint(ctx context.Context, key types.NamespacedName, do
 func newOf[T client.Object]() T {
 	o, _ := reflect.TypeAssert[T](reflect.New(reflect.TypeFor[T]().Elem()))
 	return o
-}
-
-func holds[T client.Object]() bool {
-	return slices.ContainsFunc(kinds(), func(o client.Object) bool { return reflect.TypeOf(o) == reflect.TypeFor[T]() })
 }

@@ -8,11 +8,12 @@ import (
 	"log/slog"
 	"net/http"
 	"reflect"
-	"slices"
 	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	toolscache "k8s.io/client-go/tools/cache"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
@@ -24,12 +25,30 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// kinds returns the kinds that the cache holds.
-func kinds() []client.Object {
+// ServerKinds returns what a server reads: all of our kinds.
+func ServerKinds() []client.Object {
+	return append(ReplicaKinds(), &extensions.SandboxClaim{}, &barchan.TemplateRevision{})
+}
+
+// ReplicaKinds returns what a replica reads.
+func ReplicaKinds() []client.Object {
 	return []client.Object{
-		&agents.Sandbox{}, &extensions.SandboxTemplate{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{},
-		&barchan.APIKey{}, &barchan.Checkpoint{}, &barchan.TemplateRevision{}, &corev1.Namespace{},
+		&agents.Sandbox{}, &extensions.SandboxTemplate{}, &extensions.SandboxWarmPool{}, &barchan.APIKey{}, &barchan.Checkpoint{}, &corev1.Namespace{},
 	}
+}
+
+// ControllerKinds returns what the controllers of a cluster read: also the Pods of sandboxes, without what no controller of ours
+// reads, their Services, and the NetworkPolicies and PodDisruptionBudgets that select them.
+func ControllerKinds() []client.Object {
+	return []client.Object{
+		&agents.Sandbox{}, &extensions.SandboxTemplate{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{}, &barchan.TemplateRevision{}, &barchan.Checkpoint{}, &corev1.Namespace{},
+		&corev1.Pod{}, &corev1.Service{}, &networkingv1.NetworkPolicy{}, &policyv1.PodDisruptionBudget{},
+	}
+}
+
+// NodeKinds returns what a node in a process of its own runs, and what names its images.
+func NodeKinds() []client.Object {
+	return []client.Object{&agents.Sandbox{}, &barchan.Checkpoint{}, &extensions.SandboxTemplate{}}
 }
 
 // kind is a watched kind.
@@ -40,14 +59,6 @@ type kind struct {
 
 // watch makes the informers of all kinds, which notify the waits.
 func (c *Cache) watch(ctx context.Context, held []client.Object) error {
-	for _, ix := range indexes() {
-		if !slices.ContainsFunc(held, func(o client.Object) bool { return reflect.TypeOf(o) == reflect.TypeOf(ix.object) }) {
-			continue
-		}
-		if err := c.informers.IndexField(ctx, ix.object, ix.name, ix.values); err != nil {
-			return fmt.Errorf("register index %s: %w", ix.name, err)
-		}
-	}
 	for _, o := range held {
 		informer, err := c.informer(ctx, o)
 		if err != nil {
@@ -64,12 +75,13 @@ func (c *Cache) watch(ctx context.Context, held []client.Object) error {
 			return fmt.Errorf("watch %s: %w", nameOf(o), err)
 		}
 		c.kinds = append(c.kinds, kind{name: nameOf(o), synced: informer.HasSyncedChecker().Done()})
+		c.stores[what] = newStore(informer)
 	}
 	return nil
 }
 
 // informer returns the informer of a kind, which may not be synced yet.
-func (c *Cache) informer(ctx context.Context, o client.Object) (crcache.Informer, error) {
+func (c *Cache) informer(ctx context.Context, o client.Object) (toolscache.SharedIndexInformer, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("watch %s: %w", nameOf(o), withKind(err))
 	}
@@ -77,11 +89,11 @@ func (c *Cache) informer(ctx context.Context, o client.Object) (crcache.Informer
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: %w", nameOf(o), err)
 	}
-	return informer, nil
+	return informer.(toolscache.SharedIndexInformer), nil //nolint:forcetypeassert // as NewInformer makes it
 }
 
 // handle calls do for each object and change; old is nil for a new object, now for a deleted one.
-func handle[T client.Object](informer crcache.Informer, do func(old, now T)) (toolscache.ResourceEventHandlerRegistration, error) {
+func handle[T client.Object](informer toolscache.SharedIndexInformer, do func(old, now T)) (toolscache.ResourceEventHandlerRegistration, error) {
 	as := func(o any) T {
 		if gone, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
 			o = gone.Obj
@@ -97,12 +109,11 @@ func handle[T client.Object](informer crcache.Informer, do func(old, now T)) (to
 	})
 }
 
-func informerOf[T client.Object](ctx context.Context, c *Cache) (crcache.Informer, error) {
-	o := newOf[T]()
-	if !holds[T]() {
-		return nil, fmt.Errorf("watch %T: the cache does not hold that kind: %w", o, errs.ErrInvalid)
+func informerOf[T client.Object](ctx context.Context, c *Cache) (toolscache.SharedIndexInformer, error) {
+	if c.stores[reflect.TypeFor[T]()] == nil {
+		return nil, fmt.Errorf("watch: %w", notHeld[T]())
 	}
-	return c.informer(ctx, o)
+	return c.informer(ctx, newOf[T]())
 }
 
 // On calls do for every object of a kind and then for each change, one after the other, until
@@ -129,10 +140,7 @@ func Passed[T client.Object](ctx context.Context, c *Cache) (version string, err
 	if err != nil {
 		return "", err
 	}
-	if shared, ok := informer.(toolscache.SharedIndexInformer); ok {
-		version = shared.GetStore().LastStoreSyncResourceVersion()
-	}
-	return version, nil
+	return informer.GetStore().LastStoreSyncResourceVersion(), nil
 }
 
 // WaitSynced blocks until every kind has been listed once. If ctx ends first, or the cache stops,

@@ -45,7 +45,8 @@ func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandb
 		}
 	}
 	switch {
-	case todo == start:
+	case todo == start, todo == still && seen.State == sandbox.ContainerRunning && r.Node == "":
+		// In a cluster a running sandbox too may lack what it has beside its Pod.
 		seen, err = r.Runner.Ensure(ctx, s)
 	case todo == suspend:
 		seen, err = r.Runner.Suspend(ctx, ref, suspendMode(s))

@@ -172,9 +172,9 @@ func (f fixture) wantAlive(t *testing.T, claimed, spare int) {
 		t.Fatal(err)
 	}
 	got := map[bool]int{}
-	for i := range all {
-		if !sandbox.DeadForGood(&all[i]) {
-			got[pool.MemberOf(&all[i]) != ""]++
+	for _, s := range all {
+		if !sandbox.DeadForGood(s) {
+			got[pool.MemberOf(s) != ""]++
 		}
 	}
 	if got[false] != claimed || got[true] != spare {

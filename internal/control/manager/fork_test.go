@@ -226,7 +226,7 @@ func TestForkOfOneWithVariablesOfItsOwn(t *testing.T) {
 }
 
 // sandboxes are all objects of the team.
-func (f fixture) sandboxes(t *testing.T) []agents.Sandbox {
+func (f fixture) sandboxes(t *testing.T) []*agents.Sandbox {
 	t.Helper()
 	all, err := f.cluster.Sandboxes(t.Context(), team)
 	if err != nil {

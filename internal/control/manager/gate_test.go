@@ -103,7 +103,7 @@ func TestGateClosesAmidCreate(t *testing.T) {
 	f.cluster.Hold(true)
 	failed := make(chan error, 1)
 	go func() { failed <- second(f.Creates.Create(t.Context(), request("slow"))) }()
-	var list []agents.Sandbox
+	var list []*agents.Sandbox
 	await(t, func() bool {
 		list, err = f.cluster.Sandboxes(t.Context(), team)
 		return err == nil && len(list) == 1
@@ -112,7 +112,7 @@ func TestGateClosesAmidCreate(t *testing.T) {
 	meta.SetStatusCondition(&list[0].Status.Conditions, metav1.Condition{
 		Type: agents.ConditionReady, Status: metav1.ConditionFalse, Reason: agents.ReasonReconcilerError, Message: "no room",
 	})
-	if err := f.cluster.Status().Update(t.Context(), &list[0]); err != nil {
+	if err := f.cluster.Status().Update(t.Context(), list[0]); err != nil {
 		t.Fatal(err)
 	}
 	wantKind(t, <-failed, errs.ErrUnavailable, "disk: no room")

@@ -29,7 +29,7 @@ func TestKillWhileStarting(t *testing.T) {
 		if err != nil || len(all) == 0 {
 			return false
 		}
-		v = f.Sandboxes.View(&all[0])
+		v = f.Sandboxes.View(all[0])
 		return true
 	})
 	if err := f.Sandboxes.Kill(t.Context(), team, string(v.ID)); err != nil {

@@ -262,8 +262,8 @@ func (f fixture) createAndDie(t *testing.T, req creating.Request, members, write
 	if len(all) != 1 {
 		t.Fatalf("%d sandboxes after the crash, want 1", len(all))
 	}
-	f.waitUntilRuns(t, &all[0])
-	return &all[0]
+	f.waitUntilRuns(t, all[0])
+	return all[0]
 }
 
 // waitUntilRuns returns when a sandbox runs without a further request.

@@ -4,7 +4,8 @@
 //
 // For each pool and revision there are queues of ready members, one for each node, and a count
 // of the members that are being created. A claim leases the longest-ready member of the node that
-// has most: no other claim of this picker tries that one. [Lease.Commit] makes it the claim's by one
+// has most: no other claim of this picker tries that one. Where other processes claim too, each first takes
+// those members that rendezvous hashing gives it. [Lease.Commit] makes it the claim's by one
 // write, conditional on the version last seen, which alone decides between pickers of different
 // processes; a lease ends with its process. [Lease.Release] returns the member, as does the end of
 // the claim's context, or of the lease's own time. A claim that finds no member ready waits if one

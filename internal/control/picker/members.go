@@ -3,11 +3,13 @@ package picker
 import (
 	"container/list"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
@@ -115,9 +117,7 @@ func (p *Picker) observe(s *agents.Sandbox, gone bool) (orphan bool) {
 	switch ends := gone || over(s); {
 	case p.tombstones.has(s.UID):
 	case m == nil && ends:
-		if pool.MemberOf(s) != "" || pool.OriginOf(s) != "" && s.Labels[agents.LabelLaunchType] == agents.LaunchWarm {
-			p.tombstones.add(s.UID)
-		}
+		p.buryLocked(s, gone)
 	case m == nil:
 		m = &member{seen: s}
 		p.members[s.UID] = m
@@ -130,6 +130,18 @@ func (p *Picker) observe(s *agents.Sandbox, gone bool) (orphan bool) {
 		p.seeLocked(m, s)
 	}
 	return orphan
+}
+
+// buryLocked records a former member that was never here.
+//
+// +checklocks:p.mu
+func (p *Picker) buryLocked(s *agents.Sandbox, gone bool) {
+	if pool.MemberOf(s) != "" || pool.OriginOf(s) != "" && s.Labels[agents.LabelLaunchType] == agents.LaunchWarm {
+		p.tombstones.add(s.UID)
+	}
+	if at := barchan.ExactTime(s, pool.AnnotationClaimedAt); !gone && time.Since(at) < rivalTTL { // also those of before this process
+		p.noteRivalLocked(s, at)
+	}
 }
 
 // seeLocked records a later state of a member, and moves one that no claim holds to its place.
@@ -155,15 +167,37 @@ func (p *Picker) forgetLocked(m *member, s *agents.Sandbox) {
 	m.ended = true
 	delete(p.members, s.UID)
 	p.tombstones.add(s.UID)
+	claimed := m.place != past && !m.gone && s.DeletionTimestamp == nil // by another process
+	if claimed {
+		p.noteRivalLocked(s, time.Now())
+	}
 	if m.place == held {
 		return
 	}
-	claimed := m.place != past && !m.gone && s.DeletionTimestamp == nil // by another process
 	p.putLocked(m, past)
 	if g := p.groups[m.key]; claimed {
 		p.noteLocked(g != nil && g.ready > 0)
 	}
 }
+
+// noteRivalLocked records which process claimed a sandbox.
+//
+// +checklocks:p.mu
+func (p *Picker) noteRivalLocked(s *agents.Sandbox, at time.Time) {
+	if p.rivals.note(s.Annotations[pool.AnnotationClaimedBy], at) {
+		p.rerankLocked()
+	}
+}
+
+// +checklocks:p.mu
+func (p *Picker) rerankLocked() {
+	for _, g := range p.groups {
+		g.rerank(p.rankLocked)
+	}
+}
+
+// +checklocks:p.mu
+func (p *Picker) rankLocked(m *member) int { return p.rivals.rank(m.seen.UID) }
 
 func keyOf(s *agents.Sandbox) key { return key{pool.MemberOf(s), pool.RevisionOf(s)} }
 
@@ -186,7 +220,7 @@ func (p *Picker) putLocked(m *member, to memberState) {
 			p.lastSeq++
 			m.seq = p.lastSeq
 		}
-		g.add(m)
+		g.add(m, p.rankLocked(m))
 		p.metrics.ready.Inc()
 	case outdated:
 		m.at = g.outdated.PushBack(m)

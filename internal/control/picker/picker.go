@@ -39,6 +39,9 @@ type Writer interface {
 type Config struct {
 	// Writer reads and writes through the API server, never a cache. Required.
 	Writer Writer
+	// Identity distinguishes this process from others that claim members of the same pools: each prefers members of its own.
+	// Claims record it. Empty: the process has no preference, and records none.
+	Identity string
 	// Log; nil discards.
 	Log *slog.Logger
 	// Metrics; nil registers none.
@@ -59,6 +62,8 @@ type Picker struct {
 	groups map[key]*group
 	// +checklocks:mu
 	tombstones tombstones
+	// +checklocks:mu
+	rivals rivals
 	// +checklocks:mu
 	lastSeq uint64 // of the newest member
 	// +checklocks:mu
@@ -82,6 +87,7 @@ func New(cfg Config) (*Picker, error) {
 	return &Picker{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "picker"), metrics: m, orphans: make(chan *agents.Sandbox, maxOrphans),
 		members: map[types.UID]*member{}, groups: map[key]*group{}, tombstones: tombstones{set: map[types.UID]struct{}{}},
+		rivals: rivals{self: cfg.Identity, seen: map[string]time.Time{}},
 	}, nil
 }
 
@@ -220,6 +226,9 @@ func (p *Picker) next(ctx context.Context, k key, claim *Pick) (m *member, err e
 func (p *Picker) take(k key, t *waiter) (m *member, look, waits bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.rivals.expire(time.Now()) {
+		p.rerankLocked()
+	}
 	g := p.groupLocked(k)
 	if m := g.best(); m != nil {
 		p.putLocked(m, held)

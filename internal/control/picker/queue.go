@@ -15,17 +15,20 @@ type key struct {
 
 // group holds the members of a key, and the claims that wait for one.
 type group struct {
-	nodes    map[string]*nodeQueue
-	fullest  queueHeap
+	tiers    []*tier    // by the rank of this process for their members
 	ready    int        // in the queues
 	making   int        // may become ready
 	outdated *list.List // of *member: another writer changed them since the newest event
 	waiting  *list.List // of *waiter, by number; empty while a member is ready
 }
 
-func newGroup() *group {
-	return &group{nodes: map[string]*nodeQueue{}, outdated: list.New(), waiting: list.New()}
+// tier holds the ready members for which this process has one rank; see [rivals].
+type tier struct {
+	nodes   map[string]*nodeQueue
+	fullest queueHeap
 }
+
+func newGroup() *group { return &group{outdated: list.New(), waiting: list.New()} }
 
 // empty reports whether a group can be dropped.
 func (g *group) empty() bool {
@@ -33,18 +36,21 @@ func (g *group) empty() bool {
 }
 
 // add puts a member into its node's queue, by sequence number.
-func (g *group) add(m *member) {
-	node := m.seen.Status.NodeName
-	s := g.nodes[node]
+func (g *group) add(m *member, rank int) {
+	for len(g.tiers) <= rank {
+		g.tiers = append(g.tiers, &tier{nodes: map[string]*nodeQueue{}})
+	}
+	t, node := g.tiers[rank], m.seen.Status.NodeName
+	s := t.nodes[node]
 	if s == nil {
-		s = &nodeQueue{node: node, members: list.New()}
-		g.nodes[node] = s
+		s = &nodeQueue{tier: t, node: node, members: list.New()}
+		t.nodes[node] = s
 	}
 	m.queue, m.at = s, s.insert(m)
 	if s.members.Len() == 1 {
-		heap.Push(&g.fullest, s)
+		heap.Push(&t.fullest, s)
 	} else {
-		heap.Fix(&g.fullest, s.index)
+		heap.Fix(&t.fullest, s.index)
 	}
 	g.ready++
 }
@@ -55,20 +61,43 @@ func (g *group) remove(m *member) {
 	s.members.Remove(m.at)
 	m.queue, m.at = nil, nil
 	if s.members.Len() == 0 {
-		heap.Remove(&g.fullest, s.index)
-		delete(g.nodes, s.node)
+		heap.Remove(&s.tier.fullest, s.index)
+		delete(s.tier.nodes, s.node)
 	} else {
-		heap.Fix(&g.fullest, s.index)
+		heap.Fix(&s.tier.fullest, s.index)
 	}
 	g.ready--
 }
 
-// best returns the next member; nil if none is ready.
+// best returns the next member; nil if none is ready. Of those that another process prefers it is the newest: that process takes
+// the oldest.
 func (g *group) best() *member {
-	if len(g.fullest) == 0 {
-		return nil
+	for rank, t := range g.tiers {
+		switch {
+		case len(t.fullest) == 0:
+		case rank == 0:
+			return t.fullest[0].first()
+		default:
+			return t.fullest[0].last()
+		}
 	}
-	return g.fullest[0].first()
+	return nil
+}
+
+// rerank distributes the ready members over the tiers again.
+func (g *group) rerank(rank func(*member) int) {
+	var all []*member
+	for _, t := range g.tiers {
+		for _, s := range t.nodes {
+			for e := s.members.Front(); e != nil; e = e.Next() {
+				all = append(all, of[*member](e))
+			}
+		}
+	}
+	g.tiers, g.ready = nil, 0
+	for _, m := range all {
+		g.add(m, rank(m))
+	}
 }
 
 // join lets a claim wait behind all that have lower numbers.
@@ -98,12 +127,15 @@ func of[T any](e *list.Element) T {
 
 // nodeQueue is the queue of one node's ready members.
 type nodeQueue struct {
+	tier    *tier
 	node    string
 	members *list.List // of *member, by turn
 	index   int        // in the heap
 }
 
 func (s *nodeQueue) first() *member { return of[*member](s.members.Front()) }
+
+func (s *nodeQueue) last() *member { return of[*member](s.members.Back()) }
 
 // insert keeps the order: a new member is last, one that was put back first.
 func (s *nodeQueue) insert(m *member) *list.Element {

@@ -125,6 +125,9 @@ func (l *Lease) Commit(ctx context.Context, want *agents.Sandbox) (s *agents.San
 // write makes a held member the claim's, by one conditional update, and ends the hold.
 func (p *Picker) write(ctx context.Context, l *Lease, base, want *agents.Sandbox) (*agents.Sandbox, error) {
 	want.Namespace, want.Name, want.UID, want.ResourceVersion = base.Namespace, base.Name, base.UID, base.ResourceVersion
+	if p.cfg.Identity != "" {
+		want.Annotations[pool.AnnotationClaimedBy] = p.cfg.Identity
+	}
 	wrote := adoptionOf(want)
 	failpoint.Reach("claim/held")
 	err := p.cfg.Writer.Update(ctx, want)

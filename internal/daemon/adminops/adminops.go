@@ -5,6 +5,8 @@
 package adminops
 
 import (
+	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
+	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
 	"github.com/barchan-dev/barchan/internal/edge/route"
@@ -47,10 +50,12 @@ type Early struct {
 
 // Parts are those of a server that is ready.
 type Parts struct {
-	// Machine is nil in a replica.
+	// Machine is nil where no sandboxes run.
 	Machine *machine.Machine
-	Cache   *cache.Cache
-	Routes  *route.Table
+	// Apart is the node of a server whose sandboxes run by a process of its own; else nil.
+	Apart  *nodesocket.Client
+	Cache  *cache.Cache
+	Routes *route.Table
 	// Peers is nil where there are none.
 	Peers *peers.Replica
 	// Kube and Kubeconfig reach the API server.
@@ -83,10 +88,17 @@ func (s Server) ready() (Parts, error) {
 }
 
 // own returns the parts of a server that is ready and runs sandboxes. A replica runs none.
-func (s Server) own() (Parts, error) {
+func (s Server) own(ctx context.Context) (Parts, error) {
 	p, err := s.ready()
-	if err == nil && p.Machine == nil {
-		err = errs.Public(errs.ErrNotFound, "a replica runs no sandboxes; use the server whose API it serves")
+	switch {
+	case err != nil || p.Machine != nil:
+		return p, err
+	case p.Apart == nil:
+		return p, errs.Public(errs.ErrNotFound, "a replica runs no sandboxes; use the server whose API it serves")
 	}
-	return p, err
+	state, err := p.Apart.State(ctx)
+	if err != nil {
+		return p, errs.Public(err, "the node of this server, a process of its own, does not answer at "+s.cfg.Config.NodeSocket)
+	}
+	return p, errs.Public(errs.ErrNotFound, fmt.Sprintf("the node of this server is a process of its own; repeat the command with `--data-dir %s`", state.DataDir))
 }

@@ -26,16 +26,16 @@ import (
 type imageStore struct{ Server }
 
 // receiver returns the parts for what fills the disk; there are none while the server is degraded.
-func (s imageStore) receiver() (Parts, error) {
+func (s imageStore) receiver(ctx context.Context) (Parts, error) {
 	if err := s.cfg.Gate.Err(); err != nil {
 		return Parts{}, err
 	}
-	return s.own()
+	return s.own(ctx)
 }
 
 // List returns every image.
 func (s imageStore) List(ctx context.Context) ([]adminclient.Image, error) {
-	p, err := s.own()
+	p, err := s.own(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +52,7 @@ func (s imageStore) List(ctx context.Context) ([]adminclient.Image, error) {
 
 // Pull fetches an image from its registry.
 func (s imageStore) Pull(ctx context.Context, req adminclient.PullRequest, progress func(adminclient.Event)) (adminclient.Image, error) {
-	p, err := s.receiver()
+	p, err := s.receiver(ctx)
 	if err != nil {
 		return adminclient.Image{}, err
 	}
@@ -70,7 +70,7 @@ func (s imageStore) Pull(ctx context.Context, req adminclient.PullRequest, progr
 
 // Import reads images from a tar.
 func (s imageStore) Import(ctx context.Context, tar io.Reader, name string, progress func(adminclient.Event)) ([]adminclient.Image, error) {
-	p, err := s.receiver()
+	p, err := s.receiver(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -97,8 +97,7 @@ func (s imageStore) recheck(ctx context.Context, p Parts, arrived ...ctrd.Image)
 	if err != nil {
 		s.log.WarnContext(ctx, "cannot retry sandboxes that lack an image", telemetry.Error, err)
 	}
-	for i := range all {
-		x := &all[i]
+	for _, x := range all {
 		if _, lacks := sandbox.LacksImage(x); lacks {
 			p.Machine.Node.Recheck(sandbox.Ref{Namespace: x.Namespace, Name: x.Name, UID: x.UID})
 		}
@@ -127,7 +126,7 @@ func outdated(s *agents.Sandbox, arrived []ctrd.Image) bool {
 // Remove removes an image. One that sandboxes or checkpoints need is an errs.ErrConflict; one that only
 // templates name is too, unless force is set: they then pull it again or fail.
 func (s imageStore) Remove(ctx context.Context, ref string, force bool) error {
-	p, err := s.own()
+	p, err := s.own(ctx)
 	if err != nil {
 		return err
 	}
@@ -178,7 +177,7 @@ func (s imageStore) imageUsers(ctx context.Context, p Parts, ref string) (imageU
 // BuildBase makes the base image from the distribution's packages, or takes the one that was
 // made before, and imports it.
 func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequest, progress func(adminclient.Event)) (adminclient.Image, error) {
-	p, err := s.receiver()
+	p, err := s.receiver(ctx)
 	if err != nil {
 		return adminclient.Image{}, err
 	}

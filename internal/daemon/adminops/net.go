@@ -18,8 +18,8 @@ import (
 // network lists leases, and traces what sandboxes may reach.
 type network struct{ Server }
 
-func (w network) node() (*node.Node, error) {
-	p, err := w.own()
+func (w network) node(ctx context.Context) (*node.Node, error) {
+	p, err := w.own(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -28,7 +28,7 @@ func (w network) node() (*node.Node, error) {
 
 // Leases lists the addresses that are not free, with the names of their sandboxes.
 func (w network) Leases(ctx context.Context) ([]adminclient.Lease, error) {
-	p, err := w.own()
+	p, err := w.own(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -61,8 +61,8 @@ func idOfOwner(uid string) string {
 }
 
 // Subnets counts addresses by their states.
-func (w network) Subnets(context.Context) ([]adminclient.Subnet, error) {
-	n, err := w.node()
+func (w network) Subnets(ctx context.Context) ([]adminclient.Subnet, error) {
+	n, err := w.node(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -81,8 +81,8 @@ func (w network) Subnets(context.Context) ([]adminclient.Subnet, error) {
 }
 
 // FreeAddress ends a quarantine.
-func (w network) FreeAddress(_ context.Context, addr netip.Addr) error {
-	n, err := w.node()
+func (w network) FreeAddress(ctx context.Context, addr netip.Addr) error {
+	n, err := w.node(ctx)
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (w network) FreeAddress(_ context.Context, addr netip.Addr) error {
 
 // CheckAddresses compares the leases with the addresses in use.
 func (w network) CheckAddresses(ctx context.Context) ([]adminclient.Repair, error) {
-	n, err := w.node()
+	n, err := w.node(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func (w network) CheckAddresses(ctx context.Context) ([]adminclient.Repair, erro
 
 // TraceEgress returns the rule that decides on a sandbox's packets.
 func (w network) TraceEgress(ctx context.Context, req adminclient.TraceRequest) (adminclient.Trace, error) {
-	n, err := w.node()
+	n, err := w.node(ctx)
 	if err != nil {
 		return adminclient.Trace{}, err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/audit"
 	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
+	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
 	"github.com/barchan-dev/barchan/internal/node/toolchain"
 )
 
@@ -26,7 +27,7 @@ func (s Server) Status(ctx context.Context) (adminclient.Status, error) {
 	ready, current, all := s.cfg.Progress.Snapshot()
 	cfg, early := s.cfg.Config, s.cfg.Early()
 	status := adminclient.Status{
-		Version: s.cfg.Version, PID: os.Getpid(), Node: cfg.NodeName, StartedAt: s.cfg.Started,
+		Version: s.cfg.Version, PID: os.Getpid(), Node: cfg.NodeName, Role: cfg.Role, StartedAt: s.cfg.Started,
 		Ready: ready, Phase: current, DataDir: cfg.DataDir, Sandboxes: map[string]int{},
 		Addresses: adminclient.Addresses{
 			HTTP: early.HTTP, TLS: early.TLS, CAFile: early.CAFile, Domain: cfg.Domain(),
@@ -46,11 +47,18 @@ func (s Server) Status(ctx context.Context) (adminclient.Status, error) {
 	if err != nil {
 		return status, err
 	}
-	for i := range list {
-		status.Sandboxes[string(sandbox.PhaseOf(&list[i]))]++
+	for _, x := range list {
+		status.Sandboxes[string(sandbox.PhaseOf(x))]++
 	}
-	if parts.Machine != nil {
+	switch {
+	case parts.Machine != nil:
 		status.Components = parts.Machine.Components(ctx)
+	case parts.Apart != nil:
+		node := adminclient.Component{Name: "node", State: "away", Path: s.cfg.Config.NodeSocket}
+		if state, err := parts.Apart.State(ctx); err == nil {
+			node.State, node.Version, node.Path = "running", state.Version, state.DataDir
+		}
+		status.Components = []adminclient.Component{node}
 	}
 	if parts.Peers != nil {
 		for _, m := range parts.Peers.Members() {
@@ -63,10 +71,25 @@ func (s Server) Status(ctx context.Context) (adminclient.Status, error) {
 // Doctor checks the machine of a running server, also during the boot.
 func (s Server) Doctor(ctx context.Context) ([]adminclient.Check, error) {
 	certificates := checkCertificates(s.cfg.Early().ACME)
+	list := append(hostcheck.Checks(s.cfg.Gate), certificates...)
 	if s.cfg.Config.Role != config.RoleServer {
-		return append(s.checkAPI(ctx), certificates...), nil
+		list = append(s.checkAPI(ctx), list...)
 	}
-	return append(append(hostcheck.Checks(s.cfg.Gate), certificates...), Doctor(ctx, *s.cfg.Config, false)...), nil
+	if s.cfg.Config.RunsSandboxes() {
+		list = append(list, Doctor(ctx, *s.cfg.Config, false)...)
+	} else if parts, err := s.ready(); err == nil && parts.Apart != nil {
+		list = append(list, checkApart(ctx, parts.Apart))
+	}
+	return list, nil
+}
+
+// checkApart reports whether a server's node answers. What it lacks is among the conditions.
+func checkApart(ctx context.Context, node *nodesocket.Client) adminclient.Check {
+	state, err := node.State(ctx)
+	if err != nil {
+		return adminclient.Check{Name: "node", State: adminclient.CheckFailed, Detail: errs.Text(err), Remedy: "start it, as root, with `barchan up --role node`"}
+	}
+	return adminclient.Check{Name: "node", State: adminclient.CheckOK, Detail: state.Version + " at " + state.DataDir}
 }
 
 // checkAPI reports whether the API server that a replica or controller uses answers.
@@ -102,14 +125,14 @@ func (s Server) Prepare(ctx context.Context, req adminclient.ShutdownRequest, pr
 		return err
 	}
 	for i := range list {
-		if err := client.IgnoreNotFound(parts.Cache.Live().Delete(ctx, &list[i])); err != nil {
+		if err := client.IgnoreNotFound(parts.Cache.Live().Delete(ctx, list[i])); err != nil {
 			return fmt.Errorf("delete sandbox %s/%s: %w", list[i].Namespace, list[i].Name, err)
 		}
 	}
 	for i := range list {
 		progress(adminclient.Event{Step: "remove sandboxes", Done: int64(i), Total: int64(len(list))})
 		gone := func(s *agents.Sandbox) (bool, error) { return s == nil || s.UID != list[i].UID, nil }
-		if err := awaitGone(ctx, parts.Cache, client.ObjectKeyFromObject(&list[i]), gone); err != nil {
+		if err := awaitGone(ctx, parts.Cache, client.ObjectKeyFromObject(list[i]), gone); err != nil {
 			return fmt.Errorf("remove sandbox %s/%s: %w", list[i].Namespace, list[i].Name, err)
 		}
 		progress(adminclient.Event{Step: "removed", Message: "sandbox " + list[i].Namespace + "/" + list[i].Name})
@@ -179,9 +202,16 @@ func checkPrograms(ctx context.Context, cfg config.Config) (out []adminclient.Ch
 
 // Audit compares the places that hold the state of sandboxes.
 func (s Server) Audit(ctx context.Context) ([]adminclient.Finding, error) {
-	p, err := s.own()
-	if err != nil {
+	p, err := s.own(ctx)
+	if err != nil && p.Apart == nil {
 		return nil, err
 	}
-	return audit.Server{Live: p.Cache.Live(), Node: p.Machine.Node, Routes: p.Routes, Config: s.cfg.Config}.Run(ctx)
+	a := audit.Server{Live: p.Cache.Live(), Config: s.cfg.Config}
+	if p.Machine != nil {
+		a.Node = p.Machine.Node
+	}
+	if s.cfg.Config.ServesTraffic() {
+		a.Routes = p.Routes
+	}
+	return a.Run(ctx)
 }

@@ -25,7 +25,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
-	"github.com/barchan-dev/barchan/internal/control/controllers/checkpoint"
 )
 
 // transfers lets checkpoints leave the machine and come to it, for the admin API.
@@ -38,14 +37,6 @@ const (
 	importReady = time.Minute
 )
 
-func (t transfers) own() (Parts, error) {
-	p, err := t.ready()
-	if err == nil && p.Machine == nil {
-		err = errs.Public(errs.ErrUnavailable, "a replica has no checkpoints; use the server that runs sandboxes")
-	}
-	return p, err
-}
-
 // progressEvery is the interval of progress events before an export is sent.
 const progressEvery = 200 * time.Millisecond
 
@@ -53,7 +44,7 @@ const progressEvery = 200 * time.Millisecond
 func (t transfers) Export(
 	ctx context.Context, req adminclient.CheckpointExport, progress func(adminclient.Event),
 ) (*portable.Layout, []string, func(), error) {
-	p, err := t.own()
+	p, err := t.own(ctx)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -104,7 +95,7 @@ func measuring(progress func(adminclient.Event)) func(done, total int64) {
 func (t transfers) Import(
 	ctx context.Context, req adminclient.CheckpointImport, tar io.Reader, progress func(adminclient.Event),
 ) (made adminclient.Imported, err error) {
-	p, err := t.own()
+	p, err := t.own(ctx)
 	if err := errors.Join(err, t.cfg.Gate.Err()); err != nil {
 		return made, err
 	}
@@ -220,7 +211,7 @@ func dropImport(ctx context.Context, p Parts, c *barchan.Checkpoint) error {
 
 // noteImport records the time of an import's last action.
 func noteImport(c *barchan.Checkpoint) {
-	metav1.SetMetaDataAnnotation(&c.ObjectMeta, checkpoint.AnnotationImport, barchan.ExactNow())
+	metav1.SetMetaDataAnnotation(&c.ObjectMeta, barchan.AnnotationImport, barchan.ExactNow())
 }
 
 // finishImport has the controller look at the data, and waits for its word.

@@ -48,7 +48,8 @@ const (
 // Server is a server that is ready.
 type Server struct {
 	// Live reads from the API server itself.
-	Live   client.Reader
+	Live client.Reader
+	// Node is nil where no sandboxes run, and Routes where no requests are routed: these are not compared then.
 	Node   *node.Node
 	Routes *route.Table
 	Config *config.Config
@@ -77,22 +78,27 @@ func twice(ctx context.Context, pass func(context.Context) ([]adminclient.Findin
 
 // pass compares everything once.
 func (a Server) pass(ctx context.Context) ([]adminclient.Finding, error) {
-	found, err := Machine(ctx, a.Node, a.Config)
-	if err != nil {
-		return nil, err
-	}
 	v, err := a.view(ctx)
 	if err != nil {
 		return nil, err
 	}
-	found = append(found, v.sandboxes()...)
-	found = append(found, v.claims()...)
+	found := v.claims()
+	if a.Routes != nil {
+		found = append(found, v.compareRoutes()...)
+	}
+	if a.Node == nil {
+		stray, err := files(a.Config)
+		return append(found, stray...), err
+	}
+	left, err := Machine(ctx, a.Node, a.Config)
+	if err != nil {
+		return nil, err
+	}
 	kept, err := a.checkpoints(ctx, v.now)
 	if err != nil {
 		return nil, err
 	}
-	found = append(found, kept...)
-	return append(found, v.compareRoutes()...), nil
+	return slices.Concat(left, found, v.sandboxes(), kept), nil
 }
 
 // Machine compares what needs no objects. It also returns its findings with an error.
@@ -104,11 +110,17 @@ func Machine(ctx context.Context, n *node.Node, cfg *config.Config) (found []adm
 	for _, what := range left {
 		found = append(found, adminclient.Finding{Where: adminclient.OnMachine, What: what, Remedy: remedyMachine})
 	}
+	stray, err := files(cfg)
+	return append(found, stray...), errors.Join(failure, err)
+}
+
+// files are the stray files as findings.
+func files(cfg *config.Config) (found []adminclient.Finding, err error) {
 	stray, err := strayFiles(cfg)
 	for _, what := range stray {
 		found = append(found, adminclient.Finding{Where: adminclient.InFiles, What: what, Remedy: remedyFile})
 	}
-	return found, errors.Join(failure, err)
+	return found, err
 }
 
 // strayFiles finds leftovers of interrupted writes in the data directory, except in the directories of sandboxes, etcd and
@@ -185,6 +197,9 @@ func (a Server) view(ctx context.Context) (*view, error) {
 		v.pools[pools.Items[i].UID] = true
 	}
 	v.claimList = claims.Items
+	if a.Node == nil {
+		return v, nil
+	}
 	rows, err := a.Node.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list the node's sandboxes: %w", err)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/manager"
@@ -45,6 +46,8 @@ type Config struct {
 	// DefaultTimeout is the time to live of a sandbox made or connected to by the v2 routes
 	// without a timeout. Default 300 s.
 	DefaultTimeout time.Duration
+	// Tokens accepts tokens of a Kubernetes cluster as keys; nil: there are API keys alone.
+	Tokens Tokens
 	// Metrics, if set, gets the request histogram.
 	Metrics prometheus.Registerer
 }
@@ -52,6 +55,7 @@ type Config struct {
 // Server serves the control plane's requests. It is safe for concurrent use.
 type Server struct {
 	manager        *manager.Manager
+	tokens         Tokens // nil: there are none
 	log            *slog.Logger
 	domains        []string
 	domain         string
@@ -71,7 +75,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("e2b: MaxBody and DefaultTimeout must be positive: %w", errs.ErrInvalid)
 	}
 	s := &Server{
-		manager: cfg.Manager, log: cfg.Log.With(telemetry.Component, "e2b"),
+		manager: cfg.Manager, tokens: cfg.Tokens, log: cfg.Log.With(telemetry.Component, "e2b"),
 		domains: cfg.Domains, domain: cfg.Domain,
 		maxBody: cfg.MaxBody, defaultTimeout: cfg.DefaultTimeout,
 		mux: http.NewServeMux(), later: laterRoutes(),
@@ -120,12 +124,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case route == "":
 		s.noRoute(out, r)
 	default:
-		s.serveRoute(out, r)
+		s.serveRoute(out, r, route)
 	}
 }
 
-func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request) {
-	who, err := s.authenticate(r)
+func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request, route string) {
+	who, err := s.authenticate(r, route)
 	if err != nil {
 		s.fail(w, r, err)
 		return
@@ -141,6 +145,8 @@ func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request) {
 type caller struct {
 	apikeys.Identity
 	secret, domain string
+	// readOnly: it gets no access token of a sandbox, with which it could change the sandbox.
+	readOnly bool
 }
 
 type callerKey struct{}
@@ -151,7 +157,8 @@ func callerOf(ctx context.Context) caller {
 	return who
 }
 
-func (s *Server) authenticate(r *http.Request) (caller, error) {
+// authenticate finds out who sends a request, and whether it may use the route.
+func (s *Server) authenticate(r *http.Request, route string) (caller, error) {
 	secret := r.Header.Get("X-API-Key")
 	if secret == "" {
 		if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
@@ -161,8 +168,12 @@ func (s *Server) authenticate(r *http.Request) (caller, error) {
 	if secret == "" {
 		return caller{}, errs.Public(errs.ErrUnauthenticated, "an API key is required: send it in the header X-API-Key")
 	}
-	who, err := s.manager.Keys.Authenticate(r.Context(), secret)
-	return caller{who, secret, s.domainOf(r)}, err
+	c := caller{secret: secret, domain: s.domainOf(r)}
+	var err error
+	if c.Identity, err = s.manager.Keys.Authenticate(r.Context(), secret); errors.Is(err, errs.ErrUnauthenticated) && s.tokens != nil && !strings.HasPrefix(secret, barchan.KeyPrefix) {
+		err = s.authorize(r.Context(), &c, route)
+	}
+	return c, err
 }
 
 // domainOf returns the text after "<port>-<id>." with which a client reaches a sandbox over TLS: the

@@ -54,10 +54,12 @@ func (s *Server) detail(ctx context.Context, v sandboxes.Sandbox) SandboxDetail 
 		SandboxID: l.SandboxID, Name: l.Name, TemplateID: l.TemplateID, Alias: l.Alias, ClientID: l.ClientID,
 		StartedAt: l.StartedAt, EndAt: l.EndAt, CPUCount: l.CPUCount, MemoryMB: l.MemoryMB, DiskSizeMB: l.DiskSizeMB,
 		State: l.State, EnvdVersion: l.EnvdVersion, Metadata: l.Metadata,
-		EnvdAccessToken: optional(v.AgentToken),
-		Domain:          optional(callerOf(ctx).domain),
-		Network:         network(v),
-		Memory:          optional(string(v.Memory)),
+		Domain:  optional(callerOf(ctx).domain),
+		Network: network(v),
+		Memory:  optional(string(v.Memory)),
+	}
+	if !callerOf(ctx).readOnly {
+		d.EnvdAccessToken = optional(v.AgentToken)
 	}
 	if v.Network != nil {
 		d.AllowInternetAccess = v.Network.Internet

@@ -34,7 +34,7 @@ const (
 
 // keyring holds the gossip keys, in their file and in memberlist's ring. The first is in use.
 type keyring struct {
-	path string
+	path string // empty: the only key was given
 	ring *memberlist.Keyring
 	// turn serializes key changes, the file and the announcement included: memberlist's UpdateNode
 	// must not be called concurrently.
@@ -77,8 +77,12 @@ func parseKey(text string) ([]byte, error) {
 	return raw, nil
 }
 
-// openKeys reads the keys, or makes the first one.
-func openKeys(path string) (*keyring, error) {
+// openKeys reads the keys, or makes the first one, unless a key is given.
+func openKeys(path string, given []byte) (*keyring, error) {
+	if given != nil {
+		k := &keyring{turn: make(chan struct{}, 1), keys: [][]byte{given}}
+		return k, k.makeRing()
+	}
 	k := &keyring{path: path, turn: make(chan struct{}, 1)}
 	err := trust.Exclusively(path+".lock", func() error {
 		keys, err := readKeys(path)
@@ -95,11 +99,15 @@ func openKeys(path string) (*keyring, error) {
 	if err != nil {
 		return nil, fmt.Errorf("peers: %w", err)
 	}
+	return k, k.makeRing()
+}
+
+func (k *keyring) makeRing() (err error) {
 	keys := k.all()
 	if k.ring, err = memberlist.NewKeyring(keys, keys[0]); err != nil {
-		return nil, fmt.Errorf("peers: make ring of keys: %w", err)
+		return fmt.Errorf("peers: make ring of keys: %w", err)
 	}
-	return k, nil
+	return nil
 }
 
 func readKeys(path string) ([][]byte, error) {
@@ -159,6 +167,9 @@ func (k *keyring) change(next func(now [][]byte) ([][]byte, error), apply func()
 	if err != nil || slices.EqualFunc(keys, now, slices.Equal[[]byte]) {
 		return err
 	}
+	if k.path == "" {
+		return errs.Public(errs.ErrInvalid, "the gossip key derives from tokenSecret, and changes with that alone")
+	}
 	if err := writeKeys(k.path, keys); err != nil {
 		return err
 	}
@@ -179,7 +190,8 @@ func find(keys [][]byte, id string) int {
 //
 // A key is rotated without interruption in three rounds, each over all replicas before the next
 // begins: AddKey, UseKey, RemoveKey. Each is idempotent and persistent. The second and the third fail
-// with errs.ErrConflict, naming the member, while one is not ready for it.
+// with errs.ErrConflict, naming the member, while one is not ready for it. A given key (Config.Key) stays the only one:
+// AddKey fails with errs.ErrInvalid.
 func (r *Replica) Keys() []string { return r.keys.ids() }
 
 // AddKey lets this replica decrypt with a key. It holds two at most.

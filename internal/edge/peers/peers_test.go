@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/edge/peers/push"
 	"github.com/barchan-dev/barchan/internal/edge/peers/trust"
@@ -293,6 +295,9 @@ func TestConfig(t *testing.T) {
 		"PushBind":  func(c *Config) { c.PushBind = netip.AddrPort{} },
 		"Advertise": func(c *Config) { c.Bind = netip.MustParseAddrPort("0.0.0.0:0") },
 		"KeyFile":   func(c *Config) { c.KeyFile = "" },
+		"or else":   func(c *Config) { c.Key = make([]byte, keyBytes) },
+		"a Key of":  func(c *Config) { c.KeyFile, c.Key = "", make([]byte, 16) },
+		"a Seed of": func(c *Config) { c.TLS = trust.Source{Seed: make([]byte, 16)} },
 		"OnRoutes":  func(c *Config) { c.OnRoutes = nil },
 		"Queue":     func(c *Config) { c.Queue = -1 },
 		"Seeds":     func(c *Config) { c.Seeds = []string{"noport"} },
@@ -449,6 +454,39 @@ func TestOtherKeyNeverJoins(t *testing.T) {
 	}, "packets refused and counted")
 	if len(first.Members())+len(stranger.Members()) != 0 {
 		t.Errorf("joined: %v, %v", first.Members(), stranger.Members())
+	}
+}
+
+// TestGivenKey has replicas share a key and the seed of a CA instead of files. They keep no state, and contact no absent member.
+func TestGivenKey(t *testing.T) {
+	g := newGroup(t)
+	key, seed := bytes.Repeat([]byte{1}, keyBytes), bytes.Repeat([]byte{2}, keyBytes)
+	config := func(name, addr string, seeds ...string) Config {
+		cfg := g.config(name, addr)
+		cfg.KeyFile, cfg.StateFile, cfg.Seeds, cfg.tune = "", "", seeds, fast
+		cfg.Key, cfg.TLS = key, trust.Source{Seed: seed}
+		return cfg
+	}
+	first := g.start(config("r0", "127.0.0.10"))
+	gossip := first.Self().Gossip.String()
+	second := g.start(config("r1", "127.0.0.11", gossip))
+	other := config("r2", "127.0.0.12", gossip)
+	other.Key = bytes.Repeat([]byte{3}, keyBytes)
+	g.start(other)
+	g.eventually(func() bool { return len(first.Members()) == 1 && len(second.Members()) == 1 }, "joined")
+	g.pushed(first, second, 1)
+	g.pushed(second, first, 2)
+	g.eventually(func() bool { return count(t, first, "gossip_refused_total", gossipKey) > 0 }, "another key is refused")
+	if err := first.AddKey(t.Context(), NewKey()); !errors.Is(err, errs.ErrInvalid) {
+		t.Errorf("another key is added: %v", err)
+	}
+	second.stop()
+	g.eventually(func() bool { return len(first.Members()) == 0 }, "gone")
+	if missing := first.missing(t.Context()); len(missing) != 0 {
+		t.Errorf("contacts %v", missing)
+	}
+	if files, err := filepath.Glob(filepath.Join(g.dir, "*")); err != nil || len(files) != 0 {
+		t.Errorf("files %v, %v", files, err)
 	}
 }
 

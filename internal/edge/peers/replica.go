@@ -49,7 +49,9 @@ type Config struct {
 	Seeds []string
 	// KeyFile has the gossip key. It is created if missing; all replicas need the same key.
 	KeyFile string
-	// StateFile stores the members over restarts; empty means not to.
+	// Key is the gossip key itself, 32 bytes, in place of KeyFile. It does not change while the replica runs.
+	Key []byte
+	// StateFile stores the members over restarts, and absent ones are contacted for a day. Empty: only seeds are contacted.
 	StateFile string
 	TLS       trust.Source
 	// OnRoutes receives a member's hints, in no order. It is called from many goroutines and blocks
@@ -114,7 +116,7 @@ func New(cfg Config) (*Replica, error) {
 	if r.trust, err = trust.Open(cfg.Name, cfg.TLS); err != nil {
 		return nil, err
 	}
-	if r.keys, err = openKeys(cfg.KeyFile); err != nil {
+	if r.keys, err = openKeys(cfg.KeyFile, cfg.Key); err != nil {
 		return nil, err
 	}
 	if r.metrics, err = newMetrics(cfg.Metrics, r.waiting); err != nil {
@@ -157,8 +159,8 @@ func (cfg *Config) complete() error {
 	if !cfg.Advertise.IsValid() || cfg.Advertise.IsUnspecified() || cfg.Advertise.Zone() != "" {
 		no("Advertise", "one address that the other replicas reach")
 	}
-	if cfg.KeyFile == "" {
-		no("KeyFile", "a path")
+	if !cfg.hasKey() {
+		no("KeyFile", fmt.Sprintf("a path, or else a Key of %d bytes", keyBytes))
 	}
 	if cfg.OnRoutes == nil {
 		no("OnRoutes", "a function")
@@ -172,6 +174,14 @@ func (cfg *Config) complete() error {
 		}
 	}
 	return bad
+}
+
+// hasKey reports whether there is one source of the gossip key.
+func (cfg *Config) hasKey() bool {
+	if cfg.KeyFile != "" {
+		return cfg.Key == nil
+	}
+	return len(cfg.Key) == keyBytes
 }
 
 // Run takes part until ctx is done, then leaves the cluster. It is called once.
@@ -301,7 +311,9 @@ func (r *Replica) onJoin(n *memberlist.Node) {
 		m.Since = old.Since
 	}
 	r.members[m.Name] = m
-	r.known[m.Name] = savedMember{m.Gossip, time.Now()}
+	if r.cfg.StateFile != "" {
+		r.known[m.Name] = savedMember{m.Gossip, time.Now()}
+	}
 	if r.queueOf[m.Name] == nil {
 		r.queueOf[m.Name] = push.NewQueue(r.cfg.Queue)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"strings"
 	"syscall"
 	"time"
@@ -29,10 +30,28 @@ type ExecOptions struct {
 	// Stdin nil: the program has no input.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
+	// Env has more variables, and Dir is the directory to run in; empty: the user's home.
+	Env map[string]string
+	Dir string
 	// Terminal gives the program a terminal.
 	Terminal bool
 	// Resize has the terminal's sizes, until it is closed; it may be nil.
 	Resize <-chan TerminalSize
+}
+
+// request is for a program.
+func (o *ExecOptions) request(argv []string) *processpb.StartRequest {
+	hasInput, env := o.Stdin != nil, map[string]string{}
+	maps.Copy(env, o.Env)
+	req := &processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: argv[0], Args: argv[1:], Envs: env}, Stdin: &hasInput}
+	if o.Dir != "" {
+		req.Process.Cwd = &o.Dir
+	}
+	if o.Terminal {
+		req.Pty = PTY(TerminalSize{Cols: defaultCols, Rows: defaultRows})
+		env["TERM"] = "xterm" // as in a container of Kubernetes
+	}
+	return req
 }
 
 // Exec runs a program to its end as the client's user and returns its exit code, 128 and the number
@@ -43,12 +62,7 @@ func (c *Client) Exec(ctx context.Context, argv []string, o ExecOptions) (exit i
 	if len(argv) == 0 || argv[0] == "" {
 		return 0, connect.NewError(connect.CodeInvalidArgument, errors.New("exec: a program is needed"))
 	}
-	hasInput := o.Stdin != nil
-	req := &processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: argv[0], Args: argv[1:]}, Stdin: &hasInput}
-	if o.Terminal {
-		req.Pty = PTY(TerminalSize{Cols: defaultCols, Rows: defaultRows})
-		req.Process.Envs = map[string]string{"TERM": "xterm"} // as in a container of Kubernetes
-	}
+	req := o.request(argv)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// The stream must outlast ctx: until the program's number is known it cannot be killed.

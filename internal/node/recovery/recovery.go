@@ -8,7 +8,6 @@ package recovery
 import (
 	"context"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -52,6 +51,8 @@ type Config struct {
 	Changes *registry.ChangeQueue
 	// Later runs a function in the background until the node stops.
 	Later func(func(context.Context))
+	// Sweeps counts the scans of the whole host, by result.
+	Sweeps *prometheus.CounterVec
 	// Removals counts the orphans that were removed, by kind.
 	Removals *prometheus.CounterVec
 }
@@ -65,7 +66,6 @@ type Recovery struct {
 	// resource was without a sandbox, by ID.
 	sweeping    chan struct{}
 	orphanScans map[string]int
-	sweeps      atomic.Int64
 }
 
 // New starts nothing.
@@ -73,5 +73,8 @@ func New(cfg Config) *Recovery {
 	return &Recovery{cfg: cfg, BootTimeout: 3 * time.Minute, sweeping: make(chan struct{}, 1)}
 }
 
-// Sweeps returns how many sweeps have scanned the whole host.
-func (rc *Recovery) Sweeps() int64 { return rc.sweeps.Load() }
+// Results of a sweep, by which it is counted.
+const (
+	SweepOK     = "ok"
+	SweepFailed = "failed" // nothing was removed
+)

@@ -49,6 +49,7 @@ func (rc *Recovery) Sweep(ctx context.Context) {
 	v, err := rc.cfg.Inventory.Scan(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
+			rc.cfg.Sweeps.WithLabelValues(SweepFailed).Inc()
 			rc.cfg.Log.WarnContext(ctx, "host not scanned; nothing removed", telemetry.Error, err)
 		}
 		return
@@ -200,7 +201,7 @@ func (rc *Recovery) removeOrphans(ctx context.Context, v *inventory.Inventory) {
 		}
 	}
 	rc.orphanScans = suspects
-	rc.sweeps.Add(1)
+	rc.cfg.Sweeps.WithLabelValues(SweepOK).Inc()
 }
 
 // mayExist reports whether the source of truth may have a sandbox: false only if it answered that it has not.

@@ -73,6 +73,7 @@ func Run(t *testing.T, cfg Config) {
 		{"Volumes", false, volumes},
 		{"NameTaken", false, nameTaken},
 		{"Quota", false, overQuota},
+		{"Forbidden", false, forbidden},
 		{"ExpiryRetains", false, expiryRetains},
 		{"ExpiryExtended", false, expiryExtended},
 		{"ExpiryDeletes", true, expiryDeletes},

@@ -6,11 +6,15 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
@@ -259,4 +263,37 @@ func overQuota(t *testing.T, cfg *Config) {
 	}
 	must(t, w.api.Delete(t.Context(), first, client.Preconditions{UID: &first.UID}))
 	w.served(second)
+}
+
+// forbidden has the API server forbid the writes of sandboxes for a while, as it does before it knows all rights. No event announces the end.
+func forbidden(t *testing.T, cfg *Config) {
+	var over atomic.Bool
+	refusal := func(obj client.Object) error {
+		if _, is := obj.(*agents.Sandbox); !is || over.Load() {
+			return nil
+		}
+		return apierrors.NewForbidden(schema.GroupResource{Group: agents.GroupVersion.Group, Resource: "sandboxes"}, obj.GetName(), errors.New("no rights yet"))
+	}
+	w := start(t, cfg, options{hooks: interceptor.Funcs{
+		Update: func(ctx context.Context, to client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			if err := refusal(obj); err != nil {
+				return err
+			}
+			return to.Update(ctx, obj, opts...)
+		},
+		Create: func(ctx context.Context, to client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			if err := refusal(obj); err != nil {
+				return err
+			}
+			return to.Create(ctx, obj, opts...)
+		},
+	}})
+	w.pool(w.template(), 1)
+	warm := w.refused(w.claim("warm"), extensions.ReasonClaimReconcilerFailed, "no rights yet")
+	over.Store(true)
+	w.served(warm)
+	over.Store(false)
+	cold := w.refused(w.claim("cold"), extensions.ReasonClaimReconcilerFailed, "no rights yet")
+	over.Store(true)
+	w.served(cold)
 }

@@ -233,8 +233,8 @@ func (c *Cluster) act(ctx context.Context) error {
 	err := c.captureAll(ctx)
 	all, other := c.Sandboxes(ctx, "")
 	err = errors.Join(err, other)
-	for i := range all {
-		err = errors.Join(err, Reconcile(ctx, c.Client, &all[i]))
+	for _, s := range all {
+		err = errors.Join(err, Reconcile(ctx, c.Client, s))
 	}
 	return err
 }
@@ -335,23 +335,26 @@ func (c *Cluster) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandb
 	}
 	for i := range all {
 		if sandbox.IDOf(all[i].UID) == id {
-			return &all[i], nil
+			return all[i], nil
 		}
 	}
 	return nil, fmt.Errorf("sandbox %s: %w", id, errs.ErrNotFound)
 }
 
 // Sandboxes lists a namespace, or with "" all.
-func (c *Cluster) Sandboxes(ctx context.Context, namespace string) ([]agents.Sandbox, error) {
+func (c *Cluster) Sandboxes(ctx context.Context, namespace string) (all []*agents.Sandbox, err error) {
 	var list agents.SandboxList
-	err := c.List(ctx, &list, client.InNamespace(namespace))
-	return list.Items, err
+	err = c.List(ctx, &list, client.InNamespace(namespace))
+	for i := range list.Items {
+		all = append(all, &list.Items[i])
+	}
+	return all, err
 }
 
 // SandboxesByIdempotency lists those of a namespace that were made for a key.
-func (c *Cluster) SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]agents.Sandbox, error) {
+func (c *Cluster) SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]*agents.Sandbox, error) {
 	all, err := c.Sandboxes(ctx, namespace)
-	return slices.DeleteFunc(all, func(s agents.Sandbox) bool { return s.Annotations[pool.AnnotationIdempotencyKey] != hash }), err
+	return slices.DeleteFunc(all, func(s *agents.Sandbox) bool { return s.Annotations[pool.AnnotationIdempotencyKey] != hash }), err
 }
 
 // CurrentTemplate reads one template and its revision.

@@ -10,9 +10,11 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
+	clientv3 "go.etcd.io/etcd/client/v3" //nolint:depguard // the etcd of a cluster that is not ours
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -27,13 +29,16 @@ import (
 const (
 	// NodeIP is the address of the API server and of the node.
 	NodeIP = "172.30.0.1"
-	// serviceIP is that of the Service kubernetes.default. It is an address of the API server's
+	// ServiceIP is that of the Service kubernetes.default. It is an address of the API server's
 	// own port, so that it answers without a kube-proxy.
-	serviceIP   = "10.96.0.1"
+	ServiceIP   = "10.96.0.1"
+	dnsIP       = "10.96.0.10" // of the DNS of a cluster with a node
 	serviceCIDR = "10.96.0.0/16"
 	podCIDR     = "10.244.0.0/24"
 	apiPort     = "443"
 )
+
+const apiServer = "kube-apiserver"
 
 // Config selects the size of a cluster.
 type Config struct {
@@ -55,11 +60,16 @@ type Cluster struct {
 	Client kubernetes.Interface
 
 	dir      string
+	etcd     *clientv3.Client
+	etcdURL  string
 	ns       *namespaces
 	ca       *authority
 	node     *node // nil without one
 	programs []*program
 	undo     undo
+
+	restarting atomic.Bool
+	restarted  atomic.Bool
 }
 
 // Start starts a cluster. It returns when the API server and the controllers work and the node, if any,
@@ -98,7 +108,7 @@ func skip(t testing.TB, cfg Config) {
 	case os.Geteuid() != 0:
 		t.Skip("SKIPPED: needs root for namespaces")
 	}
-	names := []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+	names := []string{apiServer, "kube-controller-manager", "kube-scheduler"}
 	if cfg.Nodes > 0 {
 		names = append(names, nodePrograms...)
 	}
@@ -116,14 +126,16 @@ func (c *Cluster) start(t testing.TB, cfg Config) (err error) {
 		return err
 	}
 	// etcd ends after its clients, for which it would wait.
-	etcd, err := startEtcd(c.dir, &c.undo)
-	if err != nil {
+	if c.etcdURL, err = startEtcd(c.dir, &c.undo); err != nil {
 		return fmt.Errorf("start etcd: %w", err)
+	}
+	if err := c.connectEtcd(); err != nil {
+		return err
 	}
 	if err := c.startNamespaces(t); err != nil {
 		return err
 	}
-	if err := c.startServer(t.Context(), etcd); err != nil {
+	if err := c.startServer(t.Context()); err != nil {
 		return err
 	}
 	if cfg.Install != nil {
@@ -165,7 +177,8 @@ func (c *Cluster) startNamespaces(t testing.TB) error {
 	for _, args := range [][]string{
 		{"link", "set", "lo", "up"},
 		{"address", "add", NodeIP + "/32", "dev", "lo"},
-		{"address", "add", serviceIP + "/32", "dev", "lo"},
+		{"address", "add", ServiceIP + "/32", "dev", "lo"},
+		{"address", "add", dnsIP + "/32", "dev", "lo"},
 	} {
 		if out, err := ns.command(t.Context(), "ip", args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("ip %v: %w: %s", args, err, out)
@@ -175,7 +188,7 @@ func (c *Cluster) startNamespaces(t testing.TB) error {
 }
 
 // startServer starts the API server, and what clients reach it by.
-func (c *Cluster) startServer(ctx context.Context, etcd string) (err error) {
+func (c *Cluster) startServer(ctx context.Context) (err error) {
 	if c.ca, err = newAuthority(); err != nil {
 		return fmt.Errorf("make authority: %w", err)
 	}
@@ -191,7 +204,7 @@ func (c *Cluster) startServer(ctx context.Context, etcd string) (err error) {
 		return fmt.Errorf("listen on %s: %w", host, err)
 	}
 	c.undo.add(relay.close)
-	names := []string{host, NodeIP, serviceIP, "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
+	names := []string{host, NodeIP, ServiceIP, "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
 	if err := c.ca.writeServer(c.dir, names...); err != nil {
 		return fmt.Errorf("write certificates: %w", err)
 	}
@@ -206,16 +219,21 @@ func (c *Cluster) startServer(ctx context.Context, etcd string) (err error) {
 	if c.Client, err = kubernetes.NewForConfig(c.REST); err != nil {
 		return err
 	}
-	server, err := c.run("kube-apiserver", c.apiserverFlags(etcd)...)
+	return c.runServer(ctx)
+}
+
+// runServer starts the API server and waits until it is ready.
+func (c *Cluster) runServer(ctx context.Context) error {
+	server, err := c.run(apiServer, c.apiserverFlags()...)
 	if err != nil {
 		return err
 	}
 	return awaitReady(ctx, c.REST, server)
 }
 
-func (c *Cluster) apiserverFlags(etcd string) []string {
+func (c *Cluster) apiserverFlags() []string {
 	file := func(name string) string { return filepath.Join(c.dir, name) }
-	return append(serverFlags(c.dir, etcd),
+	return append(serverFlags(c.dir, c.etcdURL),
 		"--bind-address=0.0.0.0", "--secure-port="+apiPort, "--advertise-address="+NodeIP,
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
 		"--service-cluster-ip-range="+serviceCIDR,

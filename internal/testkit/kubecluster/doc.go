@@ -1,7 +1,7 @@
 // Package kubecluster runs a real Kubernetes for tests. [StartServer] starts a kube-apiserver
 // alone, on the loopback device and without root. [Start] starts a whole cluster: etcd,
 // kube-apiserver, kube-controller-manager, kube-scheduler and, if the test asks for a node, a
-// kubelet with a containerd of its own, which runs Pods with runc and gVisor.
+// kubelet with a containerd of its own, which runs Pods with runc and gVisor, and CoreDNS.
 //
 // A cluster has PID, network and mount namespaces of its own. In them are the addresses of its
 // API server and Pods, /proc, /run, /tmp, /var/lib and /var/log of its own, and copies of the kernel
@@ -9,5 +9,5 @@
 // a listener on the loopback device. It changes nothing else of the machine, and clusters run side
 // by side. When the test or its process ends, the kernel kills all programs of the cluster.
 //
-// There are no DNS server and no kube-proxy: of Services only kubernetes.default answers.
+// There is no kube-proxy: of Services only kubernetes.default and headless ones answer.
 package kubecluster

@@ -36,7 +36,7 @@ const (
 
 // nodePrograms are what a node needs besides the control plane's programs, and runc.
 var nodePrograms = []string{
-	"kubelet", "containerd-cri", "containerd-shim-runc-v2", "containerd-shim-runsc-v1", "runsc", "cni-bridge", "cni-host-local", "cni-loopback",
+	"kubelet", "containerd-cri", "containerd-shim-runc-v2", "containerd-shim-runsc-v1", "runsc", "cni-bridge", "cni-host-local", "cni-loopback", "coredns",
 }
 
 // node is a kubelet with its containerd.
@@ -45,7 +45,7 @@ type node struct {
 	cgroup     string // parent of those of Pods, in each hierarchy
 }
 
-// startNode starts containerd and kubelet, and gives the node its image.
+// startNode starts containerd, kubelet and the cluster's DNS, and gives the node its image.
 func (c *Cluster) startNode(t testing.TB) error {
 	t.Helper()
 	cgroup := "/" + filepath.Base(c.dir)
@@ -75,6 +75,9 @@ func (c *Cluster) startNode(t testing.TB) error {
 		Name: PodImage, Files: map[string]string{"/pod": filepath.Join(c.dir, "pod")},
 		Config: ocispec.ImageConfig{Entrypoint: []string{"/pod"}, Env: []string{"PATH=/"}},
 	}))
+	if _, err := c.run("coredns", "-quiet", "-conf", filepath.Join(c.dir, "Corefile")); err != nil {
+		return err
+	}
 	kubeconfig, err := c.writeKubeconfig(nodeUser, "system:nodes")
 	if err != nil {
 		return err
@@ -144,6 +147,13 @@ platform = "systrap"
 }
 `,
 	"resolv.conf": "",
+	"Corefile": `.:53 {
+	errors
+	kubernetes cluster.local {
+		kubeconfig {{.Kubeconfig}}
+	}
+}
+`,
 	// Thresholds of disks are left out, for those are the machine's.
 	"kubelet.yaml": `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -155,6 +165,8 @@ authentication:
   webhook: {enabled: true}
   x509: {clientCAFile: {{.Dir}}/ca.crt}
 authorization: {mode: Webhook}
+clusterDNS: [{{.DNS}}]
+clusterDomain: cluster.local
 containerRuntimeEndpoint: unix://{{.Dir}}/containerd.sock
 cgroupDriver: cgroupfs
 cgroupRoot: {{.Cgroup}}
@@ -178,7 +190,7 @@ func (c *Cluster) writeNodeFiles() error {
 	if err := pair.write(c.dir, "kubelet"); err != nil {
 		return err
 	}
-	data := map[string]string{"Dir": c.dir, "Image": PodImage, "PodCIDR": podCIDR, "NodeIP": NodeIP, "Cgroup": c.node.cgroup, "VolumePlugins": volumePlugins}
+	data := map[string]string{"Dir": c.dir, "Image": PodImage, "PodCIDR": podCIDR, "NodeIP": NodeIP, "Cgroup": c.node.cgroup, "VolumePlugins": volumePlugins, "DNS": dnsIP, "Kubeconfig": c.Kubeconfig}
 	for name, text := range nodeFiles {
 		parsed, err := template.New(name).Parse(text)
 		if err != nil {

@@ -1,6 +1,7 @@
 package kubecluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -60,14 +61,51 @@ func startProgram(cmd *exec.Cmd, in *namespaces) (*program, error) {
 	return p, nil
 }
 
+// Process is a program that [Serve] has started.
+type Process struct{ program *program }
+
 // Serve starts a program that [Cluster.Command] has prepared. The thread that starts it stays until it exits, since
-// the kernel would kill it with the thread. stop sends SIGTERM and returns the error of the exit, which is nil for code 0.
-func Serve(cmd *exec.Cmd) (stop func() error, err error) {
+// the kernel would kill it with the thread.
+func Serve(cmd *exec.Cmd) (*Process, error) {
 	p, err := startProgram(cmd, nil)
 	if err != nil {
 		return nil, err
 	}
-	return func() error { return errors.Join(p.stop(), p.err) }, nil
+	return &Process{p}, nil
+}
+
+// Exited is closed when the program has exited.
+func (p *Process) Exited() <-chan struct{} { return p.program.exited }
+
+// PID is the program's.
+func (p *Process) PID() int { return p.program.cmd.Process.Pid }
+
+// Signal sends a signal, unless the program has exited.
+func (p *Process) Signal(s os.Signal) error {
+	if err := p.program.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("signal %s: %w", p.program.name, err)
+	}
+	return nil
+}
+
+// Stop sends SIGTERM, unless the program has exited, and returns the error of the exit, which is nil for code 0.
+func (p *Process) Stop() error { return errors.Join(p.program.stop(), p.program.err) }
+
+// Run runs a program in the cluster's network namespace until the test ends. It may exit with an error after SIGTERM.
+func (c *Cluster) Run(t testing.TB, program string, args ...string) {
+	t.Helper()
+	p, err := startProgram(c.Command(context.WithoutCancel(t.Context()), program, args...), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("end of the output of %s:\n%s", program, p.output.String())
+		}
+	})
 }
 
 // withParent has the kernel kill a process with its parent.

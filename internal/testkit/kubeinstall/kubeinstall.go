@@ -5,18 +5,18 @@ package kubeinstall
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
@@ -25,7 +25,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/barchan-dev/barchan/internal/client/cluster"
-	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
 )
 
@@ -41,6 +40,7 @@ type Barchan struct {
 	testing.TB
 	*kubecluster.Cluster
 	bin, secret string
+	env         map[string][]string // of Go's runtime in the roles' containers, by Deployment
 }
 
 // TokenSecret is what the tokens of all sandboxes derive from.
@@ -99,7 +99,7 @@ func InstallCRDs(t testing.TB, cfg *rest.Config, dir string) {
 // New gives Barchan its rights in a cluster that has its CRDs, and the namespace default [APIKey]. It starts no role. The programs are in bin.
 func New(t testing.TB, c *kubecluster.Cluster, bin string) *Barchan {
 	t.Helper()
-	b := &Barchan{TB: t, Cluster: c, bin: bin, secret: filepath.Join(t.TempDir(), "token-secret")}
+	b := &Barchan{TB: t, Cluster: c, bin: bin, secret: filepath.Join(t.TempDir(), "token-secret"), env: map[string][]string{}}
 	must(t, os.WriteFile(b.secret, TokenSecret(), 0o600))
 	c.Apply(t, b.rights())
 	sum := sha256.Sum256([]byte(APIKey))
@@ -112,7 +112,8 @@ spec: {sha256: `+hex.EncodeToString(sum[:])+`}
 	return b
 }
 
-// rights returns what the chart has but for the roles' Pods: their accounts, and what those may do.
+// rights returns what the chart has but for the roles' Pods: their accounts, and what those may do. Of the Pods it keeps the
+// variables of Go's runtime.
 func (b *Barchan) rights() string {
 	b.Helper()
 	objects, err := cluster.Render(cluster.Release{Namespace: cluster.DefaultNamespace}, cluster.Values{"image": "-", "agentImage": "-", "crds": false, "tenantLabel": false})
@@ -121,6 +122,13 @@ func (b *Barchan) rights() string {
 	text.WriteString("apiVersion: v1\nkind: Namespace\nmetadata: {name: " + cluster.DefaultNamespace + "}\n")
 	for _, u := range objects {
 		if u.GetKind() == "Deployment" {
+			d := &appsv1.Deployment{}
+			must(b, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, d))
+			for _, v := range d.Spec.Template.Spec.Containers[0].Env {
+				if strings.HasPrefix(v.Name, "GO") { // the rest is of a Pod
+					b.env[d.Name] = append(b.env[d.Name], v.Name+"="+v.Value)
+				}
+			}
 			continue
 		}
 		object, err := yaml.Marshal(u.Object)
@@ -138,47 +146,15 @@ func (b *Barchan) In(t testing.TB) *Barchan {
 }
 
 // StartController runs a controller until the test ends, and waits until it is ready. agentImage is that of the sandboxes.
-func (b *Barchan) StartController(agentImage string, flags ...string) {
+func (b *Barchan) StartController(agentImage string, flags ...string) *Process {
 	b.Helper()
-	b.start("controller", append([]string{"--agent-image", agentImage}, flags...))
+	return b.Controller("controller", agentImage, flags...)
 }
 
 // StartReplica runs a replica at [APIAddress] until the test ends, and waits until it is ready.
-func (b *Barchan) StartReplica() {
+func (b *Barchan) StartReplica() *Process {
 	b.Helper()
-	b.start("replica", []string{"--http-addr", APIAddress})
-}
-
-func (b *Barchan) start(role string, flags []string) {
-	b.Helper()
-	dir := b.TempDir()
-	args := append([]string{
-		"up", "--role", role, "--data-dir", dir, "--node-name", role, "--api-kubeconfig", b.account(role), "--token-secret", b.secret, "--tls-addr", "",
-	}, flags...)
-	program := filepath.Join(b.bin, "barchan")
-	cmd := b.Command(context.WithoutCancel(b.Context()), program, args...)
-	log := &bytes.Buffer{}
-	cmd.Stdout, cmd.Stderr = log, log
-	stop, err := kubecluster.Serve(cmd)
-	must(b, err)
-	b.Cleanup(func() {
-		if err := stop(); err != nil && !strings.Contains(log.String(), "Lease was lost") {
-			b.Errorf("%s: %v", role, err)
-		}
-		if b.Failed() {
-			b.Logf("%s:\n%s", role, log)
-		}
-		if strings.Contains(log.String(), "is forbidden") {
-			b.Errorf("%s lacks a right:\n%s", role, log)
-		}
-	})
-	eventually.NoError(b, role+" is ready", func() error {
-		out, err := b.Command(b.Context(), program, "status", "--data-dir", dir).CombinedOutput()
-		if err != nil || !bytes.Contains(out, []byte("ready")) {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
+	return b.Replica("replica", APIAddress)
 }
 
 // account returns a kubeconfig with the rights of a role's ServiceAccount, as its Pod would have them.

@@ -2,7 +2,7 @@ package bench
 
 import (
 	"flag"
-	"os"
+	"fmt"
 	"path/filepath"
 	"testing"
 	"time"
@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
+	"github.com/barchan-dev/barchan/internal/testkit/kubefakes"
 	"github.com/barchan-dev/barchan/internal/testkit/kubeinstall"
 )
 
@@ -20,6 +21,9 @@ var (
 	peer   = flag.String("peer", "", "directory of a controller to compare with: `DIR`/crds/*.yaml and the program DIR/controller, which gets KUBECONFIG")
 	pool   = flag.Int("pool", 200, "how many members the pool has")
 	claims = flag.Int("claims", 100, "how many claims are made 20 at once; half as many are made one at a time")
+	// See BenchmarkScale.
+	sandboxes = flag.String("sandboxes", "", "measure ours with these numbers of running sandboxes instead, such as 100,10000: `LIST`")
+	replicas  = flag.Int("replicas", 3, "how many replicas that has")
 )
 
 // side is one of those that are compared.
@@ -34,11 +38,18 @@ type side struct {
 
 // BenchmarkClaims measures the sides in turns and reports medians. Speed is no error.
 func BenchmarkClaims(b *testing.B) {
+	if *sandboxes != "" {
+		b.Skip("SKIPPED: -sandboxes measures something else")
+	}
 	sides := []side{barchan(b)}
 	if *peer != "" {
 		sides = append(sides, other(b, *peer))
 	}
-	r := newReport(sides)
+	names := make([]string, len(sides))
+	for i, s := range sides {
+		names[i] = s.name
+	}
+	r := newReport(claimFigures, fmt.Sprintf("a pool of %d; %d claims one at a time, %d claims %d at once", *pool, *claims/2, *claims, atOnce), names...)
 	for n := range *rounds {
 		for i := range sides {
 			s := sides[(n+i)%len(sides)] // neither side is always the first
@@ -67,52 +78,38 @@ func other(b *testing.B, dir string) side {
 		dir = filepath.Join(kubeinstall.Root(b), dir)
 	}
 	return side{name: filepath.Base(dir), crds: filepath.Join(dir, "crds"), start: func(b *testing.B, c *kubecluster.Cluster) {
-		serve(b, c, filepath.Join(dir, "controller"))
+		c.Run(b, filepath.Join(dir, "controller"))
 	}}
 }
 
 // measure has one side's turn, in a cluster of its own.
 func measure(b *testing.B, s side) turn {
 	c := kubecluster.Start(b, kubecluster.Config{Install: func(cfg *rest.Config) { kubeinstall.InstallCRDs(b, cfg, s.crds) }})
-	play(b, c)
+	kubefakes.Play(b, c)
 	s.start(b, c)
 	l := newLoad(b, c)
 	l.warmUp()
 	t := turn{Figures: map[string]float64{}}
 	t.Figures[poolFilled] = l.fill(*pool)
 
-	one := l.claim(*claims/2, 1)
+	one, err := l.claim(*claims/2, 1)
+	must(b, err)
 	t.Figures[claimP50] = percentile(one.millis, 0.5)
 	l.settle()
 
 	before := l.writes()
-	many := l.claim(*claims, atOnce)
+	many, err := l.claim(*claims, atOnce)
+	must(b, err)
 	l.settle()
 	t.Writes = l.writes().since(before).per(*claims)
 	t.Figures[claimP99] = percentile(many.millis, 0.99)
-	t.Figures[claimRate] = float64(*claims) / many.took.Seconds()
+	t.Figures[claimRate] = many.rate()
 	t.Figures[claimWrites] = t.Writes.total()
 
 	if s.e2b {
-		t.Figures[e2bP50] = percentile(l.e2b(*claims/2), 0.5)
+		created, err := l.e2b(*claims/2, 1, kubeinstall.APIAddress)
+		must(b, err)
+		t.Figures[e2bP50] = percentile(created.millis, 0.5)
 	}
 	return t
-}
-
-// serve runs a program in the cluster's network namespace until the turn ends.
-func serve(b *testing.B, c *kubecluster.Cluster, program string, args ...string) {
-	b.Helper()
-	log, err := os.Create(filepath.Join(b.TempDir(), "log"))
-	must(b, err)
-	cmd := c.Command(b.Context(), program, args...)
-	cmd.Stdout, cmd.Stderr = log, log
-	stop, err := kubecluster.Serve(cmd)
-	must(b, err)
-	b.Cleanup(func() {
-		_ = stop() // many a program exits with an error after SIGTERM
-		_ = log.Close()
-		if text, err := os.ReadFile(log.Name()); b.Failed() && err == nil {
-			b.Logf("end of the output of %s:\n%s", program, text[max(0, len(text)-4096):])
-		}
-	})
 }

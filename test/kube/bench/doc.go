@@ -5,4 +5,6 @@
 // Pod runs: kwok plays the kubelets of all nodes, and makes a Pod ready in one write of its status. Barchan waits for the
 // agent in each Pod, so one server at the addresses of all Pods accepts what it sends, and does nothing. What is
 // measured is therefore the work of API server and controllers, and neither the start of a container nor that of an agent.
+//
+// BenchmarkScale measures Barchan alone, with several replicas, beside thousands of sandboxes that run.
 package bench

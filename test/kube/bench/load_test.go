@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
@@ -23,8 +25,8 @@ import (
 const (
 	// atOnce is how many clients claim at the same time.
 	atOnce = 20
-	// patience bounds each wait, of a whole pool too.
-	patience = 5 * time.Minute
+	// patience bounds each wait, of a whole pool and of 10,000 sandboxes too.
+	patience = 30 * time.Minute
 	// quiet is how long nothing is written when a side has settled.
 	quiet = 2 * time.Second
 	// template is that of all pools.
@@ -40,12 +42,14 @@ type load struct {
 	cluster *kubecluster.Cluster
 	dynamic dynamic.Interface
 	next    int // numbers claims
+	// container is that of the template.
+	container map[string]any
 }
 
 func newLoad(b *testing.B, c *kubecluster.Cluster) *load {
 	d, err := dynamic.NewForConfig(c.REST)
 	must(b, err)
-	return &load{B: b, cluster: c, dynamic: d}
+	return &load{B: b, cluster: c, dynamic: d, container: map[string]any{"name": "main", "image": "barchan.test/pod:1"}}
 }
 
 func (l *load) kind(resource string) dynamic.ResourceInterface {
@@ -67,11 +71,12 @@ func (l *load) create(ctx context.Context, resource string, o *unstructured.Unst
 func (l *load) warmUp() {
 	must(l, l.create(l.Context(), "sandboxtemplates", object("SandboxTemplate", template, map[string]any{
 		"podTemplate": map[string]any{"spec": map[string]any{
-			"containers": []any{map[string]any{"name": "main", "image": "barchan.test/pod:1"}},
+			"containers": []any{l.container},
 		}},
 	})))
 	l.fill(1)
-	l.claim(1, 1)
+	_, err := l.claim(1, 1)
+	must(l, err)
 	l.settle()
 	l.await("sandboxwarmpools", func(e watch.Event) bool { return e.Type == watch.Deleted }, func() error {
 		return l.kind("sandboxwarmpools").Delete(l.Context(), poolName, metav1.DeleteOptions{})
@@ -143,43 +148,89 @@ func (l *load) settle() {
 type claimed struct {
 	millis []float64 // of each, from its creation until the client sees that it is ready
 	took   time.Duration
+	remove []func(context.Context) error // each claim
 }
 
+// add adds the claims of another time.
+func (c *claimed) add(more claimed) {
+	c.millis, c.took = append(c.millis, more.millis...), c.took+more.took
+}
+
+// rate is a second's claims.
+func (c *claimed) rate() float64 { return float64(len(c.millis)) / c.took.Seconds() }
+
 // claim creates claims from some clients, each of which waits until its claim is ready before it creates the next.
-func (l *load) claim(n, clients int) claimed {
-	l.Helper()
+func (l *load) claim(n, clients int) (claimed, error) {
 	ctx, cancel := context.WithTimeout(l.Context(), patience)
 	defer cancel()
-	w, err := l.kind("sandboxclaims").Watch(ctx, metav1.ListOptions{})
-	must(l, err)
+	w, err := l.watchClaims(ctx)
+	if err != nil {
+		return claimed{}, err
+	}
 	defer w.Stop()
 	seen := &sightings{at: map[string]chan time.Time{}}
 	go seen.watch(w)
-	result := claimed{millis: make([]float64, n)}
+	first := l.next
+	l.next += n
+	return each(n, clients, func(i int) (taken time.Duration, remove func(context.Context) error, err error) {
+		name := fmt.Sprintf("claim-%d", first+i)
+		ready := seen.of(name)
+		began := time.Now()
+		if err := l.create(ctx, "sandboxclaims", object("SandboxClaim", name, map[string]any{"warmPoolRef": map[string]any{"name": poolName}})); err != nil {
+			return 0, nil, err
+		}
+		remove = func(ctx context.Context) error {
+			return l.kind("sandboxclaims").Delete(ctx, name, metav1.DeleteOptions{})
+		}
+		select {
+		case at := <-ready:
+			return at.Sub(began), remove, nil
+		case <-ctx.Done():
+			return 0, nil, fmt.Errorf("%s is not ready within %v", name, patience)
+		}
+	})
+}
+
+// watchClaims watches from now on, without the thousands of claims that there may be, and again where the API server ends the watch of a
+// client that reads too slowly.
+func (l *load) watchClaims(ctx context.Context) (watch.Interface, error) {
+	kind := l.kind("sandboxclaims")
+	list, err := kind.List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return nil, err
+	}
+	return watchtools.NewRetryWatcherWithContext(ctx, list.GetResourceVersion(), &cache.ListWatch{WatchFuncWithContext: kind.Watch})
+}
+
+// each has clients claim n times.
+func each(n, clients int, do func(i int) (taken time.Duration, remove func(context.Context) error, err error)) (claimed, error) {
+	result := claimed{millis: make([]float64, n), remove: make([]func(context.Context) error, n)}
 	var group errgroup.Group
 	group.SetLimit(clients)
-	began, first := time.Now(), l.next
-	l.next += n
+	began := time.Now()
 	for i := range n {
 		group.Go(func() error {
-			name := fmt.Sprintf("claim-%d", first+i)
-			ready := seen.of(name)
-			began := time.Now()
-			if err := l.create(ctx, "sandboxclaims", object("SandboxClaim", name, map[string]any{"warmPoolRef": map[string]any{"name": poolName}})); err != nil {
-				return err
-			}
-			select {
-			case at := <-ready:
-				result.millis[i] = float64(at.Sub(began)) / float64(time.Millisecond)
-				return nil
-			case <-ctx.Done():
-				return fmt.Errorf("%s is not ready within %v", name, patience)
-			}
+			taken, remove, err := do(i)
+			result.millis[i], result.remove[i] = float64(taken)/float64(time.Millisecond), remove
+			return err
 		})
 	}
-	must(l, group.Wait())
+	err := group.Wait()
 	result.took = time.Since(began)
-	return result
+	return result, err
+}
+
+// remove removes what was claimed.
+func (l *load) remove(all ...claimed) {
+	l.Helper()
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for _, c := range all {
+		for _, remove := range c.remove {
+			group.Go(func() error { return remove(l.Context()) })
+		}
+	}
+	must(l, group.Wait())
 }
 
 // sightings notes when a watch showed that claims are ready.
@@ -219,19 +270,26 @@ func isReady(o *unstructured.Unstructured) bool {
 	return false
 }
 
-// e2b creates sandboxes by the E2B API, one after another, and returns how long each took, in milliseconds.
-func (l *load) e2b(n int) (millis []float64) {
-	transport := &http.Transport{DialContext: l.cluster.Dial}
-	defer transport.CloseIdleConnections()
-	c, err := restclient.New(restclient.Config{URL: "http://" + kubeinstall.APIAddress, Key: kubeinstall.APIKey, HTTP: &http.Client{Transport: transport}, UserAgent: "bench"})
-	must(l, err)
-	for range n {
-		began := time.Now()
-		_, err := c.Create(l.Context(), restclient.NewSandbox{TemplateID: template, Timeout: 3600})
-		must(l, err)
-		millis = append(millis, float64(time.Since(began))/float64(time.Millisecond))
+// e2b creates sandboxes by the E2B API of some replicas, from some clients, each of which waits for its sandbox before it
+// creates the next.
+func (l *load) e2b(n, clients int, addresses ...string) (claimed, error) {
+	transport := &http.Transport{DialContext: l.cluster.Dial, MaxIdleConnsPerHost: clients}
+	l.Cleanup(transport.CloseIdleConnections)
+	apis := make([]*restclient.Client, len(addresses))
+	for i, address := range addresses {
+		var err error
+		apis[i], err = restclient.New(restclient.Config{URL: "http://" + address, Key: kubeinstall.APIKey, HTTP: &http.Client{Transport: transport}, UserAgent: "bench"})
+		if err != nil {
+			return claimed{}, err
+		}
 	}
-	return millis
+	ctx, cancel := context.WithTimeout(l.Context(), patience)
+	defer cancel()
+	return each(n, clients, func(i int) (taken time.Duration, remove func(context.Context) error, err error) {
+		api, began := apis[i%len(apis)], time.Now()
+		s, err := api.Create(ctx, restclient.NewSandbox{TemplateID: template, Timeout: 24 * 3600})
+		return time.Since(began), func(ctx context.Context) error { return api.Kill(ctx, s.SandboxID) }, err
+	})
 }
 
 func must(t testing.TB, err error) {

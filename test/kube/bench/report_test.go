@@ -25,30 +25,34 @@ const (
 	poolFilled  = "warm pool filled"
 )
 
-// figures lists what is reported: each with the figure of the other side that its ratio is over, and with the bar of that ratio.
-var figures = []struct {
+// figure is one of a report. A side's median is compared with the figure over of the last side, or is judged by itself
+// where there is no such figure. Without a bar it is only reported.
+type figure struct {
 	name, unit, over string
-	bar              bar
-}{
-	{claimP50, "ms", claimP50, bar{Value: 0.5}},
-	{claimP99, "ms", claimP99, bar{Value: 0.5}},
-	{claimRate, "/s", claimRate, bar{Value: 2.5, AtLeast: true}},
-	{e2bP50, "ms", claimP50, bar{Value: 0.3}},
-	{claimWrites, "", claimWrites, bar{Value: 0.55}},
-	{poolFilled, "s", poolFilled, bar{Value: 1}},
+	bar              *bar
 }
 
-// bar is what a ratio shall keep to.
+// claimFigures are those of the turns of sides.
+var claimFigures = []figure{
+	{claimP50, "ms", claimP50, &bar{Value: 0.5}},
+	{claimP99, "ms", claimP99, &bar{Value: 0.5}},
+	{claimRate, "/s", claimRate, &bar{Value: 2.5, AtLeast: true}},
+	{e2bP50, "ms", claimP50, &bar{Value: 0.3}},
+	{claimWrites, "", claimWrites, &bar{Value: 0.55}},
+	{poolFilled, "s", poolFilled, &bar{Value: 1}},
+}
+
+// bar is what the first side's ratio shall keep to, or its median.
 type bar struct {
 	Value   float64 `json:"value"`
 	AtLeast bool    `json:"atLeast"` // else at most
 }
 
-func (b bar) met(ratio float64) bool {
+func (b bar) met(value float64) bool {
 	if b.AtLeast {
-		return ratio >= b.Value
+		return value >= b.Value
 	}
-	return ratio <= b.Value
+	return value <= b.Value
 }
 
 // turn is what one side's turn showed.
@@ -63,14 +67,15 @@ type report struct {
 	Ended   time.Time         `json:"ended"`
 	Machine string            `json:"machine"`
 	Load    string            `json:"load"` // when it began
-	Pool    int               `json:"pool"`
-	Claims  int               `json:"claims"`
-	Sides   []string          `json:"sides"` // ours is the first
+	Setup   string            `json:"setup"`
+	Sides   []string          `json:"sides"` // the first is judged
 	Turns   map[string][]turn `json:"turns"` // by side
 	Results []result          `json:"results"`
+
+	figures []figure
 }
 
-// result is a figure of all turns. Ratio, Bar and Met are absent without another side.
+// result is a figure of all turns. Ratio is absent without another side, Bar and Met where nothing is judged.
 type result struct {
 	Name   string             `json:"name"`
 	Unit   string             `json:"unit,omitempty"`
@@ -81,16 +86,13 @@ type result struct {
 	Met    *bool              `json:"met,omitempty"`
 }
 
-func newReport(sides []side) *report {
+func newReport(figures []figure, setup string, sides ...string) *report {
 	r := &report{
 		Began: time.Now(), Machine: fmt.Sprintf("%d CPUs, %s, %s/%s", runtime.NumCPU(), runtime.Version(), runtime.GOOS, runtime.GOARCH),
-		Pool: *pool, Claims: *claims, Turns: map[string][]turn{},
+		Setup: setup, Sides: sides, Turns: map[string][]turn{}, figures: figures,
 	}
 	if text, err := os.ReadFile("/proc/loadavg"); err == nil {
 		r.Load = strings.Join(strings.Fields(string(text))[:3], " ")
-	}
-	for _, s := range sides {
-		r.Sides = append(r.Sides, s.name)
 	}
 	return r
 }
@@ -100,19 +102,30 @@ func (r *report) add(side string, t turn) { r.Turns[side] = append(r.Turns[side]
 // sum computes Results from Turns.
 func (r *report) sum() {
 	r.Results = nil
-	for _, f := range figures {
+	for _, f := range r.figures {
 		out := result{Name: f.name, Unit: f.unit, Median: map[string]float64{}}
 		for _, side := range r.Sides {
 			if m := r.median(side, f.name); !math.IsNaN(m) {
 				out.Median[side] = m
 			}
 		}
-		if len(r.Sides) > 1 {
-			ratio := out.Median[r.Sides[0]] / r.median(r.Sides[1], f.over)
-			met := f.bar.met(ratio)
-			out.Over, out.Ratio, out.Bar, out.Met = f.over, &ratio, &f.bar, &met
+		value, ok := out.Median[r.Sides[0]]
+		if f.over != "" {
+			value /= r.median(r.Sides[len(r.Sides)-1], f.over)
+			if ok = ok && len(r.Sides) > 1 && !math.IsNaN(value); ok {
+				out.Over, out.Ratio = f.over, &value
+			}
+		}
+		if ok {
+			out.judge(f.bar, value)
 		}
 		r.Results = append(r.Results, out)
+	}
+}
+
+func (f *result) judge(by *bar, value float64) {
+	if by != nil {
+		f.Bar, f.Met = by, new(by.met(value))
 	}
 }
 
@@ -156,12 +169,12 @@ func (r *report) writeTo(path string, asJSON bool) error {
 }
 
 func (r *report) writeTable(out io.Writer) error {
-	fmt.Fprintf(out, "%s\n%s, %.0f s, load at the start %s\n%d turns of each side; a pool of %d; %d claims one at a time, %d claims 20 at once\n",
-		r.Machine, r.Began.UTC().Format("2006-01-02 15:04 MST"), r.Ended.Sub(r.Began).Seconds(), r.Load, len(r.Turns[r.Sides[0]]), r.Pool, r.Claims/2, r.Claims)
+	fmt.Fprintf(out, "%s\n%s, %.0f s, load at the start %s\n%d turns of each side; %s\n",
+		r.Machine, r.Began.UTC().Format("2006-01-02 15:04 MST"), r.Ended.Sub(r.Began).Seconds(), r.Load, len(r.Turns[r.Sides[0]]), r.Setup)
 	fmt.Fprint(out, "kubelets are played by kwok, and agents by one server that accepts everything: no container starts\n\n")
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "MEDIAN OF THE TURNS\t%s", strings.Join(r.Sides, "\t"))
-	if len(r.Sides) > 1 {
+	if slices.ContainsFunc(r.Results, func(f result) bool { return f.Bar != nil }) {
 		fmt.Fprint(w, "\tRATIO\tBAR")
 	}
 	fmt.Fprintln(w)
@@ -171,7 +184,12 @@ func (r *report) writeTable(out io.Writer) error {
 			cells = append(cells, number(f.Median, side, f.Unit))
 		}
 		if f.Ratio != nil {
-			cells = append(cells, fmt.Sprintf("%.2f", *f.Ratio), f.verdict())
+			cells = append(cells, fmt.Sprintf("%.2f", *f.Ratio))
+		} else if f.Bar != nil {
+			cells = append(cells, "")
+		}
+		if f.Bar != nil {
+			cells = append(cells, f.verdict())
 		}
 		fmt.Fprintln(w, strings.Join(cells, "\t"))
 	}
@@ -184,7 +202,15 @@ func number(of map[string]float64, side, unit string) string {
 	if !ok {
 		return "-"
 	}
-	return strings.TrimSpace(fmt.Sprintf("%.1f %s", v, unit))
+	return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits(v), v, unit))
+}
+
+// digits is how many a figure has after the point.
+func digits(v float64) int {
+	if v < 1 {
+		return 3
+	}
+	return 1
 }
 
 func (f result) verdict() string {
@@ -195,7 +221,7 @@ func (f result) verdict() string {
 	if *f.Met {
 		verdict = "met"
 	}
-	if f.Over != f.Name {
+	if f.Over != "" && f.Over != f.Name {
 		verdict += ", over " + f.Over
 	}
 	return fmt.Sprintf("%s %g: %s", sign, f.Bar.Value, verdict)

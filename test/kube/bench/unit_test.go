@@ -19,7 +19,7 @@ apiserver_request_total{code="201",group="authorization.k8s.io",resource="subjec
 apiserver_request_total{code="200",group="",resource="pods",subresource="",verb="LIST",version="v1"} 100
 `))
 	must(t, err)
-	if got["POST pods"] != 3 || got["POST pods: 409"] != 1 || got["POST pods/binding"] != 2 || got["PATCH sandboxes/status"] != 5 || got.total() != 11 {
+	if got["POST pods"] != 3 || got["POST pods: 409"] != 1 || got["POST pods/binding"] != 2 || got["PATCH sandboxes/status"] != 5 || got.total() != 11 || got.refused() != 1 {
 		t.Errorf("writes = %v", got)
 	}
 	per := got.since(writes{"POST pods": 1, "POST pods: 409": 1, "POST pods/binding": 2}).per(2)
@@ -30,7 +30,7 @@ apiserver_request_total{code="200",group="",resource="pods",subresource="",verb=
 
 // TestReport: ratios are of medians, each over the figure it is compared with, and bars are judged in their direction.
 func TestReport(t *testing.T) {
-	r := newReport([]side{{name: "ours"}, {name: "theirs"}})
+	r := newReport(claimFigures, "", "ours", "theirs")
 	for i := range 3 {
 		n := float64(i + 1)
 		r.add("ours", turn{
@@ -62,9 +62,9 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestReportAlone: without another side there is no ratio, and no verdict.
+// TestReportAlone: without another side there is no ratio, and only what is judged by itself has a verdict.
 func TestReportAlone(t *testing.T) {
-	r := newReport([]side{{name: "ours"}})
+	r := newReport(claimFigures, "", "ours")
 	r.add("ours", turn{Figures: map[string]float64{claimP50: 4}})
 	r.sum()
 	if got := r.Results[0]; got.Median["ours"] != 4 || got.Ratio != nil || got.Met != nil {
@@ -77,5 +77,19 @@ func TestReportAlone(t *testing.T) {
 	must(t, r.writeTable(&out))
 	if strings.Contains(out.String(), "BAR") {
 		t.Errorf("the table judges:\n%s", &out)
+	}
+	r = newReport(scaleFigures(1), "", "200", "100")
+	r.add("200", turn{Figures: map[string]float64{leaderRSS: 401, replicaRSS: 300, conflicts: 0.01, scaleE2BP99: 31}})
+	r.add("100", turn{Figures: map[string]float64{leaderRSS: 100, replicaRSS: 100, conflicts: 0.5, scaleE2BP99: 20}})
+	out.Reset()
+	r.sum()
+	must(t, r.writeTable(&out))
+	if strings.Contains(out.String(), "NaN") {
+		t.Errorf("a ratio without figures:\n%s", &out)
+	}
+	for _, line := range []string{"<= 400: missed", "<= 300: met", "<= 0.02: met", "1.55", "<= 1.5: missed"} {
+		if !strings.Contains(out.String(), line) {
+			t.Errorf("the table lacks %q:\n%s", line, &out)
+		}
 	}
 }

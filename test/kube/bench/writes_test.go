@@ -28,10 +28,14 @@ func (l *load) writes() writes {
 // ignored are the resources that nodes and control planes write to for as long as they live, and reviews, which change nothing.
 var ignored = []string{"leases", "nodes", "tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews"}
 
+func parseMetrics(text []byte) (map[string]*dto.MetricFamily, error) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	return parser.TextToMetricFamilies(bytes.NewReader(text))
+}
+
 // parseWrites counts in the text of /metrics.
 func parseWrites(text []byte) (writes, error) {
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	families, err := parseMetrics(text)
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +68,16 @@ func label(m *dto.Metric, name string) string {
 func (w writes) total() (sum float64) {
 	for n := range maps.Values(w) {
 		sum += n
+	}
+	return sum
+}
+
+// refused counts the writes that were refused with 409, but those by kube-controller-manager's disruption controller.
+func (w writes) refused() (sum float64) {
+	for key, n := range w {
+		if strings.HasSuffix(key, ": 409") && !strings.Contains(key, " poddisruptionbudgets/status") {
+			sum += n
+		}
 	}
 	return sum
 }

@@ -51,6 +51,11 @@ func TestHelm(t *testing.T) {
 		t.Error("upgrade, rollback or uninstallation changed the token's secret")
 	}
 	b.kubectl("get", "crd", "sandboxes.agents.x-k8s.io", "sandboxtemplates.extensions.agents.x-k8s.io")
+	for field, want := range map[string]string{"sandbox.spec.shutdownTime": "when the sandbox ends", "sandboxtemplate.spec.barchan.aliases": "further names"} {
+		if out := b.kubectl("explain", field); !strings.Contains(out, want) {
+			t.Errorf("kubectl explain %s has no %q:\n%s", field, want, out)
+		}
+	}
 	// Helm takes up what it has kept.
 	b.helm("install", "barchan", chart, "--namespace", system, "--set", set)
 	if secret() != before {

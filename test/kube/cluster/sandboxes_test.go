@@ -75,8 +75,11 @@ await sbx.kill()
 	t.Run("pool and claim", func(t *testing.T) { b.in(t).pool() })
 	t.Run("leader", func(t *testing.T) { b.in(t).anotherLeader() })
 	t.Run("two replicas", func(t *testing.T) { b.in(t).twoReplicas() })
+	t.Run("peers", func(t *testing.T) { b.in(t).peers() })
+	t.Run("tokens of the cluster", func(t *testing.T) { b.in(t).tokens() })
 	t.Run("stranger", func(t *testing.T) { b.in(t).stranger() })
 	t.Run("API server away", func(t *testing.T) { b.in(t).outage() })
+	t.Run("kubelet stopped", func(t *testing.T) { b.in(t).stoppedKubelet() })
 	t.Run("policies", func(t *testing.T) { b.in(t).policies() })
 	t.Run("upgrade", func(t *testing.T) { b.in(t).upgrade() })
 	b.checkRights()
@@ -308,13 +311,7 @@ spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name
 	}
 	b.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "sandbox/one", "sandbox/two")
 	url := b.replicas()[0]
-	get := func(path string) string {
-		out, err := b.Command(b.Context(), "curl", "-sS", "--max-time", "30", url+path).CombinedOutput()
-		if err != nil {
-			b.Fatalf("curl %s: %v\n%s", path, err, out)
-		}
-		return strings.TrimSpace(string(out))
-	}
+	get := func(path string) string { return b.curl(url + path) }
 	of := func(name, field string) string {
 		return b.kubectl("get", "sandbox", name, "-o", "jsonpath={.status."+field+"}")
 	}
@@ -349,6 +346,8 @@ spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name
 // roles go on afterwards.
 func (b *barchan) outage() {
 	url := b.replicas()[0]
+	token := b.token("rest")
+	b.kubectl("create", "rolebinding", "rest", "--clusterrole=edit", "--serviceaccount=default:rest")
 	const away = 50 * time.Second // longer than what a replica of one machine allows
 	id := strings.TrimSpace(b.sdk("import { Sandbox } from 'e2b'\nconsole.log((await Sandbox.create({ timeoutMs: 600_000 })).sandboxId)"))
 	var traffic sync.WaitGroup
@@ -370,9 +369,13 @@ console.log(failed.length, failed[0] ?? '')
 	resume := b.Freeze(b, "kube-apiserver")
 	time.Sleep(away) // an outage has no end to wait for
 	refused, _ := b.trySDK(url, url, "import { Sandbox } from 'e2b'\nawait Sandbox.create({ requestTimeoutMs: 30_000 })")
+	unknown := b.status(url, token)
 	resume()
 	if !strings.Contains(refused, "503") {
 		b.Errorf("a create while the API server is away: %s", refused)
+	}
+	if unknown != "503" {
+		b.Errorf("status %s for a token of the cluster while the API server is away", unknown)
 	}
 	traffic.Wait()
 	eventually.NoError(b, "a create after the outage", func() error {
@@ -383,6 +386,40 @@ console.log(failed.length, failed[0] ?? '')
 		return nil
 	})
 	b.sdk("import { Sandbox } from 'e2b'\nawait Sandbox.kill('" + id + "')")
+}
+
+// stoppedKubelet verifies that the sandboxes of a node whose kubelet stops run on and are served, that their condition says what the
+// Pod's does, and that the same Pod is ready again afterwards.
+func (b *barchan) stoppedKubelet() {
+	b.apply(`
+apiVersion: agents.x-k8s.io/v1beta1
+kind: Sandbox
+metadata: {name: kept, namespace: default}
+spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name: main, image: "` + kubecluster.PodImage + `", args: [serve, ":8080"]}]}}}
+`)
+	b.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "sandbox/kept")
+	url := b.replicas()[0] + "/sandbox/" + b.kubectl("get", "sandbox", "kept", "-o", "jsonpath={.status.barchan.id}") + "/8080/"
+	served := func() {
+		b.Helper()
+		out, err := b.Command(b.Context(), "curl", "-sS", "--max-time", "30", url).CombinedOutput()
+		if err != nil || strings.TrimSpace(string(out)) != "kept" {
+			b.Errorf("the sandbox answers %q, %v", out, err)
+		}
+	}
+	pod := b.kubectl("get", "pod", "kept", "-o", "jsonpath={.metadata.uid}")
+	resume := b.Freeze(b, "kubelet")
+	b.kubectl("wait", "--for=condition=Ready=false", "--timeout=120s", "sandbox/kept")
+	if message := b.kubectl("get", "sandbox", "kept", "-o", "jsonpath={.status.conditions[?(@.type=='Ready')].message}"); message != "Pod is Running but not Ready" {
+		b.Errorf("condition Ready: %q", message)
+	}
+	served()
+	resume()
+	b.kubectl("wait", "--for=condition=Ready", "--timeout=120s", "sandbox/kept")
+	served()
+	if now := b.kubectl("get", "pod", "kept", "-o", "jsonpath={.metadata.uid}"); now != pod {
+		b.Error("the sandbox has another Pod")
+	}
+	b.kubectl("delete", "sandbox", "kept", "--timeout=60s")
 }
 
 // policies verifies that the accounts of the roles are held to what they need.

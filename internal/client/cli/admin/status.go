@@ -107,6 +107,7 @@ func printStatus(a *app.App, s adminclient.Status) {
 	}
 	line("Version", s.Version)
 	line("Process", strconv.Itoa(s.PID)+", up "+terminal.Since(s.StartedAt))
+	line("Role", s.Role)
 	line("Node", s.Node)
 	line("Data", s.DataDir)
 	line("HTTP", "http://"+s.Addresses.HTTP)

@@ -95,14 +95,19 @@ func checkStart(ctx context.Context, a *app.App, cfg *config.Resolved) error {
 		return errors.New("this build of barchan has no server")
 	}
 	type address struct{ key, flag, addr string }
-	listen := []address{{"httpAddr", "http-addr", cfg.HTTPAddr}, {"tlsAddr", "tls-addr", cfg.TLSAddr}, {"peerAddr", "peer-addr", cfg.PeerAddr}}
-	if cfg.Role == config.RoleServer {
+	listen := []address{{"httpAddr", "http-addr", cfg.HTTPAddr}, {"peerAddr", "peer-addr", cfg.PeerAddr}}
+	if cfg.RunsSandboxes() {
 		if os.Geteuid() != 0 {
 			return needRoot()
 		}
 		if err := cfg.CheckHost(); err != nil {
 			return err
 		}
+	}
+	if cfg.ServesTraffic() {
+		listen = append(listen, address{"tlsAddr", "tls-addr", cfg.TLSAddr})
+	}
+	if cfg.Role == config.RoleServer {
 		listen = append(listen, address{"kubeAddr", "kube-addr", cfg.KubeAddr})
 	}
 	for _, l := range listen {
@@ -199,6 +204,10 @@ func waitReady(ctx context.Context, a *app.App, client *adminclient.Client, exit
 			phase = s.Phase
 			for ; shown < len(s.Phases) && s.Phases[shown].Done; shown++ {
 				fmt.Fprintf(a.Stderr, "  %-40s %s\n", s.Phases[shown].Name, milli(s.Phases[shown].Milli))
+			}
+			if s.Ready && s.Role == config.RoleNode {
+				fmt.Fprintf(a.Stderr, "barchan %s is up: the node of %s\n", s.Version, s.Addresses.Kube)
+				return nil
 			}
 			if s.Ready {
 				fmt.Fprintf(a.Stderr, "barchan %s is up: REST API and sandboxes on http://%s, Kubernetes API on https://%s\n",

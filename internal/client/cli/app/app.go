@@ -118,6 +118,13 @@ func (a *App) Server(ctx context.Context) (*Server, error) {
 	return t, err
 }
 
+// ServerWithKey is Server with a key that another program has given.
+func (a *App) ServerWithKey(ctx context.Context, key string) (*Server, error) {
+	other := *a
+	other.APIKey = key
+	return other.Server(ctx)
+}
+
 // findServer finds the server of E2B's variables, or else of the data directory.
 func (a *App) findServer(ctx context.Context, t *Server) error {
 	domain := a.First("", EnvE2BDomain)

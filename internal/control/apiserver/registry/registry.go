@@ -42,8 +42,8 @@ type Config struct {
 	Options func(gr schema.GroupResource, codec runtime.Codec, cached bool) generic.RESTOptions
 	// Admission may be nil.
 	Admission AdmissionFunc
-	// FinalizersOnly reports whether a request may change only the finalizers of an object.
-	FinalizersOnly func(context.Context) bool
+	// FromNode reports whether a request is the node's, which may change little of an object that exists.
+	FromNode func(context.Context) bool
 	// Gate refuses new objects while it is closed, but for namespaces and events. It may be nil.
 	Gate *health.Gate
 }

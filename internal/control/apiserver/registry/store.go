@@ -20,7 +20,10 @@ import (
 	"k8s.io/apiserver/pkg/storage/names"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/kinds"
 )
 
@@ -88,8 +91,8 @@ func (s *Store) Create(ctx context.Context, obj runtime.Object, validate rest.Va
 func (s *Store) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc,
 	update rest.ValidateObjectUpdateFunc, forceAllowCreate bool, opts *metav1.UpdateOptions,
 ) (runtime.Object, bool, error) {
-	if s.cfg.FinalizersOnly(ctx) {
-		info = rest.WrapUpdatedObjectInfo(info, s.finalizersOnly)
+	if s.cfg.FromNode(ctx) {
+		info = rest.WrapUpdatedObjectInfo(info, s.nodeChanges)
 	}
 	if forceAllowCreate {
 		defer s.gate.hold()()
@@ -148,8 +151,9 @@ func refusal(err error) error {
 	return err
 }
 
-// finalizersOnly refuses a write that changes more than the finalizers of an object.
-func (s *Store) finalizersOnly(ctx context.Context, obj, old runtime.Object) (runtime.Object, error) {
+// nodeChanges refuses a write that changes more of an object than a node may: finalizers, and what a sandbox that
+// runs leads to. Those are the end of its time, its suspension for a checkpoint, and the marks of both kinds.
+func (s *Store) nodeChanges(ctx context.Context, obj, old runtime.Object) (runtime.Object, error) {
 	if old == nil {
 		return obj, nil
 	}
@@ -159,6 +163,19 @@ func (s *Store) finalizersOnly(ctx context.Context, obj, old runtime.Object) (ru
 		a.SetFinalizers(nil)
 		a.SetManagedFields(nil)
 		a.SetResourceVersion("")
+		a.SetGeneration(0)
+		for _, key := range []string{pool.AnnotationBoundEnv, pool.AnnotationOwnEnv, barchan.AnnotationImport} {
+			a.SetAnnotations(without(a.GetAnnotations(), key))
+		}
+		switch o := o.(type) {
+		case *agents.Sandbox:
+			o.Spec.OperatingMode, o.Spec.ShutdownTime = "", nil
+			if o.Spec.Barchan != nil {
+				o.Spec.Barchan.Resume = ""
+			}
+		case *barchan.Checkpoint:
+			o.SetLabels(without(o.GetLabels(), barchan.LabelSandbox))
+		}
 		o.GetObjectKind().SetGroupVersionKind(s.Kind.GV.WithKind(s.Kind.Kind))
 	}
 	if apiequality.Semantic.DeepEqual(was, is) {
@@ -166,7 +183,16 @@ func (s *Store) finalizersOnly(ctx context.Context, obj, old runtime.Object) (ru
 	}
 	u, _ := genericapirequest.UserFrom(ctx)
 	return nil, apierrors.NewForbidden(s.Kind.GroupResource(), obj.(metav1.Object).GetName(),
-		fmt.Errorf("%s may change metadata.finalizers and the status subresource only", u.GetName()))
+		fmt.Errorf("%s may not change this: it reports by the status subresource, and changes finalizers, spec.operatingMode and spec.shutdownTime", u.GetName()))
+}
+
+// without removes a key from labels or annotations. None and empty are the same.
+func without(m map[string]string, key string) map[string]string {
+	delete(m, key)
+	if len(m) == 0 {
+		return nil
+	}
+	return m
 }
 
 // statusREST is the status subresource of a kind.

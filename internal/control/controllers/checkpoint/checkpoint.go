@@ -21,11 +21,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/controllers"
 )
 
-// AnnotationImport is set by the importer when the data have reached the node, or the import has failed.
-// An RFC 3339 time with nanoseconds is the time of the last progress: an import that an earlier server
-// process began has failed.
-const AnnotationImport = "barchan.dev/import-changed"
-
 const (
 	retryFirst = 100 * time.Millisecond
 	retryMost  = time.Minute

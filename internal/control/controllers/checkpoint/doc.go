@@ -13,7 +13,7 @@
 // # Imports
 //
 // `barchan snapshot import` copies the data to the node and then changes the object's annotation
-// [AnnotationImport]. The controller queries the node after each change.
+// [barchan.AnnotationImport]. The controller queries the node after each change.
 //
 // # Keeping
 //

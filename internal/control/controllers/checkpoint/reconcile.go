@@ -148,7 +148,7 @@ func (r *reconciler) await(ctx context.Context, c *barchan.Checkpoint) (reconcil
 // abandoned reports whether an earlier server process began the import. Without a time in the annotation it
 // uses the creation time, and its resolution of a second in favor of the import.
 func (r *reconciler) abandoned(c *barchan.Checkpoint) bool {
-	if at, err := time.Parse(time.RFC3339Nano, c.Annotations[AnnotationImport]); err == nil {
+	if at, err := time.Parse(time.RFC3339Nano, c.Annotations[barchan.AnnotationImport]); err == nil {
 		return at.Before(r.began)
 	}
 	return c.CreationTimestamp.Time.Before(r.began.Truncate(time.Second))

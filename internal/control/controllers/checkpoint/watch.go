@@ -46,7 +46,7 @@ func (r *reconciler) sources(from crcache.Cache) []source.Source {
 // ownChanges passes the changes that matter to a checkpoint itself.
 func ownChanges() predicate.TypedPredicate[*barchan.Checkpoint] {
 	return predicate.Or(controllers.SpecChanges[*barchan.Checkpoint](), predicate.TypedFuncs[*barchan.Checkpoint]{UpdateFunc: func(e event.TypedUpdateEvent[*barchan.Checkpoint]) bool {
-		return e.ObjectOld.Annotations[AnnotationImport] != e.ObjectNew.Annotations[AnnotationImport]
+		return e.ObjectOld.Annotations[barchan.AnnotationImport] != e.ObjectNew.Annotations[barchan.AnnotationImport]
 	}})
 }
 

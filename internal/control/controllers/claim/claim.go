@@ -46,13 +46,13 @@ type Objects interface {
 	Claim(ctx context.Context, key types.NamespacedName) (*extensions.SandboxClaim, error)
 	Pool(ctx context.Context, key types.NamespacedName) (*extensions.SandboxWarmPool, error)
 	Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error)
-	Owned(ctx context.Context, owner types.UID) ([]agents.Sandbox, error)
+	Owned(ctx context.Context, owner types.UID) ([]*agents.Sandbox, error)
 }
 
-// Relations finds the claims that a change affects; package cache implements it.
+// Relations finds the claims that a change affects; package cache implements it. The claims are shared.
 type Relations interface {
 	PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
-	ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]extensions.SandboxClaim, error)
+	ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]*extensions.SandboxClaim, error)
 }
 
 // Cache combines all reads.

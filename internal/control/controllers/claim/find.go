@@ -46,8 +46,7 @@ func (r *reconciler) resume(ctx context.Context, w *work) (ready, starting *agen
 	if err != nil {
 		return nil, nil, err
 	}
-	for i := range owned {
-		s := &owned[i]
+	for _, s := range owned {
 		switch w.plan.judge(s) {
 		case name:
 			ready = s
@@ -65,7 +64,7 @@ func (r *reconciler) resume(ctx context.Context, w *work) (ready, starting *agen
 
 // owned returns the sandboxes that the claim owns. After a write of unknown outcome the API server is
 // read.
-func (r *reconciler) owned(ctx context.Context, w *work) ([]agents.Sandbox, error) {
+func (r *reconciler) owned(ctx context.Context, w *work) ([]*agents.Sandbox, error) {
 	if !w.known.unsure {
 		found, err := r.Cache.Owned(ctx, w.claim.UID)
 		if err != nil {
@@ -78,11 +77,11 @@ func (r *reconciler) owned(ctx context.Context, w *work) ([]agents.Sandbox, erro
 		return nil, fmt.Errorf("list the claim's sandboxes: %w", err)
 	}
 	w.known.unsure = false
-	found := list.Items[:0]
+	var found []*agents.Sandbox
 	for i := range list.Items {
 		if s := &list.Items[i]; owns(w.claim, s) && !r.Assumed.Deleted(s.UID) {
 			r.Assumed.Assume(ctx, s)
-			found = append(found, *s)
+			found = append(found, s)
 		}
 	}
 	return found, nil
@@ -117,7 +116,7 @@ func (r *reconciler) pick(ctx context.Context, w *work) (*agents.Sandbox, reconc
 	w.op.Release()
 	w.known.unsure = w.op.Wrote()
 	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrForbidden) {
-		return nil, reconcile.Result{}, &refusal{extensions.ReasonClaimReconcilerFailed, "its sandbox cannot be written: " + errs.Text(err)}
+		return nil, reconcile.Result{}, unwritable("its sandbox cannot be written: "+errs.Text(err), err)
 	}
 	if late := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errs.ErrTimeout); late && ctx.Err() == nil {
 		return nil, reconcile.Result{RequeueAfter: retryFirst}, r.pend(ctx, w, fmt.Sprintf("waits for a member of warm pool %s", p.Name))
@@ -153,10 +152,20 @@ func (r *reconciler) start(ctx context.Context, w *work) (*agents.Sandbox, recon
 		return nil, reconcile.Result{RequeueAfter: retryFirst}, r.nameTaken(ctx, w)
 	case apierrors.IsInvalid(err), apierrors.IsForbidden(err), apierrors.IsBadRequest(err):
 		w.known.unsure = false
-		return nil, reconcile.Result{}, &refusal{extensions.ReasonClaimReconcilerFailed, "its sandbox cannot be started: " + err.Error()}
+		return nil, reconcile.Result{}, unwritable("its sandbox cannot be started: "+err.Error(), err)
 	}
 	w.known.unsure = true
 	return nil, reconcile.Result{}, fmt.Errorf("start sandbox %s: %w", s.Name, err)
+}
+
+// unwritable returns the refusal of a write by the API server. What forbids one may end without an event, as a ResourceQuota or an
+// API server that does not know all rights yet.
+func unwritable(message string, err error) *refusal {
+	no := &refusal{reason: extensions.ReasonClaimReconcilerFailed, message: message}
+	if apierrors.IsForbidden(err) {
+		no.retry = err
+	}
+	return no
 }
 
 // nameTaken reads the existing sandbox with the name of a cold start.
@@ -173,7 +182,10 @@ func (r *reconciler) nameTaken(ctx context.Context, w *work) error {
 	case s.DeletionTimestamp != nil, owner != nil && owner.Kind == "SandboxClaim" && owner.Name == w.claim.Name:
 		return r.pend(ctx, w, fmt.Sprintf("waits for an earlier sandbox %s to be gone", s.Name))
 	default:
-		return &refusal{extensions.ReasonAdoptionConflict, fmt.Sprintf("metadata.name: sandbox %s exists and is not the claim's; delete it, or give the claim another name", s.Name)}
+		return &refusal{
+			reason:  extensions.ReasonAdoptionConflict,
+			message: fmt.Sprintf("metadata.name: sandbox %s exists and is not the claim's; delete it, or give the claim another name", s.Name),
+		}
 	}
 }
 

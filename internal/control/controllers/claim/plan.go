@@ -33,12 +33,16 @@ type plan struct {
 }
 
 // refusal is an error that only a user can fix. It ends a pick.
-type refusal struct{ reason, message string }
+type refusal struct {
+	reason, message string
+	// retry is the error of a request that may succeed later without a change of what the controller watches.
+	retry error
+}
 
 func (r *refusal) Error() string { return r.reason + ": " + r.message }
 
 func refuse(reason string, errs field.ErrorList) *refusal {
-	return &refusal{reason, errs.ToAggregate().Error()}
+	return &refusal{reason: reason, message: errs.ToAggregate().Error()}
 }
 
 // newPlan validates a claim. late reports whether running sandboxes can take variables.

@@ -122,7 +122,7 @@ func (r *reconciler) take(ctx context.Context, w *work) (reconcile.Result, error
 	for range bindTries {
 		s, result, err := r.find(ctx, w)
 		if no, ok := errors.AsType[*refusal](err); ok {
-			return reconcile.Result{}, r.refuse(ctx, w, no)
+			return reconcile.Result{}, errors.Join(r.refuse(ctx, w, no), no.retry)
 		}
 		if s == nil || err != nil {
 			return result, err
@@ -151,11 +151,11 @@ func (r *reconciler) look(ctx context.Context, w *work) error {
 	p, err := r.Cache.Pool(ctx, key)
 	switch at := spec.Child("warmPoolRef", "name"); {
 	case errors.Is(err, errs.ErrNotFound):
-		return &refusal{extensions.ReasonWarmPoolNotFound, fmt.Sprintf("%s: there is no warm pool %q in namespace %s; create it, or name another", at, key.Name, key.Namespace)}
+		return &refusal{reason: extensions.ReasonWarmPoolNotFound, message: fmt.Sprintf("%s: there is no warm pool %q in namespace %s; create it, or name another", at, key.Name, key.Namespace)}
 	case err != nil:
 		return err
 	case p.DeletionTimestamp != nil:
-		return &refusal{extensions.ReasonWarmPoolNotFound, fmt.Sprintf("%s: warm pool %q is being deleted; name another", at, key.Name)}
+		return &refusal{reason: extensions.ReasonWarmPoolNotFound, message: fmt.Sprintf("%s: warm pool %q is being deleted; name another", at, key.Name)}
 	}
 	w.pool = p
 	w.op = r.claims.Begin(w.claim.Namespace, pool.TemplateOf(p), w)
@@ -168,9 +168,9 @@ func (w *work) Resolved(t claiming.Template, err error) error {
 	none := err == nil && key.Namespace != p.Namespace && (t.Spec.Barchan == nil || !t.Spec.Barchan.Public)
 	switch {
 	case none, errors.Is(err, errs.ErrNotFound):
-		return &refusal{extensions.ReasonTemplateNotFound, fmt.Sprintf("spec.warmPoolRef.name: warm pool %q is of template %s, which does not exist, or is not public; create it, or name another pool", p.Name, key)}
+		return &refusal{reason: extensions.ReasonTemplateNotFound, message: fmt.Sprintf("spec.warmPoolRef.name: warm pool %q is of template %s, which does not exist, or is not public; create it, or name another pool", p.Name, key)}
 	case errors.Is(err, errs.ErrInvalid):
-		return &refusal{extensions.ReasonTemplateInvalid, fmt.Sprintf("template %s of warm pool %q: %s", key, p.Name, errs.Text(err))}
+		return &refusal{reason: extensions.ReasonTemplateInvalid, message: fmt.Sprintf("template %s of warm pool %q: %s", key, p.Name, errs.Text(err))}
 	case err != nil:
 		return err
 	}
@@ -200,7 +200,7 @@ func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
 		return err
 	}
 	for i := range owned {
-		if err := r.drop(ctx, w, &owned[i]); err != nil {
+		if err := r.drop(ctx, w, owned[i]); err != nil {
 			return err
 		}
 	}
@@ -305,9 +305,9 @@ func (r *reconciler) dropOthers(ctx context.Context, w *work) error {
 	if err != nil {
 		return err
 	}
-	for i := range all {
-		if all[i].Name != w.claim.Status.Sandbox.Name {
-			err = errors.Join(err, r.drop(ctx, w, &all[i]))
+	for _, s := range all {
+		if s.Name != w.claim.Status.Sandbox.Name {
+			err = errors.Join(err, r.drop(ctx, w, s))
 		}
 	}
 	return err

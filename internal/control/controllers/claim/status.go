@@ -142,7 +142,7 @@ func (r *reconciler) removeOwned(ctx context.Context, w *work) error {
 		return err
 	}
 	for i := range owned {
-		if err := r.remove(ctx, &owned[i]); err != nil {
+		if err := r.remove(ctx, owned[i]); err != nil {
 			return err
 		}
 	}

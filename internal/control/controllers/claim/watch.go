@@ -53,9 +53,9 @@ func (r *reconciler) pending(ctx context.Context, key types.NamespacedName) (all
 	if err != nil {
 		r.Log.ErrorContext(ctx, "claims on a changed pool not found", telemetry.Pool, key.String(), telemetry.Error, err)
 	}
-	for i := range claims {
-		if claims[i].Status.Sandbox.Name == "" {
-			all = append(all, controllers.RequestFor(&claims[i]))
+	for _, c := range claims {
+		if c.Status.Sandbox.Name == "" {
+			all = append(all, controllers.RequestFor(c))
 		}
 	}
 	return all

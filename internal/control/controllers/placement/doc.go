@@ -17,7 +17,7 @@
 // A Pod with sandbox.LabelPolicy is selected by two NetworkPolicies: that of all sandboxes of the namespace, which closes, and
 // one that opens what the sandbox may reach. NetworkPolicies add up, so a missing one leaves the Pod closed. The second is
 // shared by all sandboxes of its content, unless the content is of a single sandbox. A PodDisruptionBudget of the namespace
-// selects the Pods of claimed sandboxes. Policies are read from the cache: without changes a reconcile sends nothing.
+// selects the Pods of claimed sandboxes. Policies and Services are read from the cache: without changes a reconcile sends nothing.
 //
 // It has no locks.
 package placement

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,9 +18,10 @@ import (
 // claimName is upstream's, and that of a StatefulSet's claims.
 func claimName(s *agents.Sandbox, volume string) string { return volume + "-" + s.Name }
 
-// placeClaims writes the claims that a sandbox lacks. Their templates cannot change, so a sandbox that has had a Pod has them.
-func (p *Placer) placeClaims(ctx context.Context, s *agents.Sandbox) error {
-	if s.Status.NodeName != "" {
+// placeClaims writes the claims that a sandbox lacks. Their templates cannot change, and a claim stays while a Pod on a node uses
+// it, so only a sandbox without such a Pod may lack one.
+func (p *Placer) placeClaims(ctx context.Context, s *agents.Sandbox, owned []*corev1.Pod) error {
+	if slices.ContainsFunc(owned, func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" }) {
 		return nil
 	}
 	for _, t := range s.Spec.VolumeClaimTemplates {
@@ -35,16 +37,24 @@ func (p *Placer) placeClaims(ctx context.Context, s *agents.Sandbox) error {
 
 func wantsService(s *agents.Sandbox) bool { return s.Spec.Service != nil && *s.Spec.Service }
 
-// placeService makes the Service as spec.service says: unset keeps what there is.
+// placeService makes the Service as spec.service says: unset keeps what there is. Without changes it sends nothing.
 func (p *Placer) placeService(ctx context.Context, s *agents.Sandbox) error {
-	switch {
-	case s.Spec.Service == nil, wantsService(s) && s.Status.Service != "":
+	if s.Spec.Service == nil {
+		return nil
+	}
+	have := &corev1.Service{}
+	err := p.cfg.Cache.Get(ctx, client.ObjectKeyFromObject(s), have)
+	switch missing := apierrors.IsNotFound(err); {
+	case err != nil && !missing:
+		return fmt.Errorf("read Service %s/%s: %w", s.Namespace, s.Name, err)
+	case !wantsService(s) && (missing || !metav1.IsControlledBy(have, s)):
 		return nil
 	case !wantsService(s):
-		if s.Status.Service == "" {
-			return nil
-		}
-		return p.deleteService(ctx, s)
+		return p.delete(ctx, have)
+	case !missing && !metav1.IsControlledBy(have, s):
+		return notOwned(have)
+	case !missing:
+		return nil
 	}
 	service := &corev1.Service{ObjectMeta: p.ownedBy(s, s.Name), Spec: corev1.ServiceSpec{
 		ClusterIP: corev1.ClusterIPNone, Selector: map[string]string{sandbox.LabelID: string(sandbox.IDOf(s.UID))},
@@ -52,20 +62,6 @@ func (p *Placer) placeService(ctx context.Context, s *agents.Sandbox) error {
 	}}
 	label(&service.ObjectMeta, s)
 	return p.create(ctx, s, service)
-}
-
-func (p *Placer) deleteService(ctx context.Context, s *agents.Sandbox) error {
-	service := &corev1.Service{}
-	if err := p.cfg.Client.Get(ctx, client.ObjectKeyFromObject(s), service); err != nil {
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return fmt.Errorf("read Service %s/%s: %w", s.Namespace, s.Name, err)
-	}
-	if !metav1.IsControlledBy(service, s) {
-		return nil
-	}
-	return p.delete(ctx, service)
 }
 
 // Service returns the name of the Service that a sandbox has after Place, and its DNS name. Both are empty if it has none.

@@ -25,7 +25,7 @@ var ErrNotOwned = errors.New("is not owned by this sandbox")
 type Config struct {
 	// Client writes to the API server, and reads from it.
 	Client client.Client
-	// Cache has the templates, NetworkPolicies and PodDisruptionBudgets that the API server sent last.
+	// Cache has the templates, Services, NetworkPolicies and PodDisruptionBudgets that the API server sent last.
 	Cache client.Reader
 	// Tokens are those of the agents.
 	Tokens *sandbox.Tokens
@@ -58,26 +58,27 @@ func New(cfg Config) (*Placer, error) {
 	return &Placer{cfg}, nil
 }
 
-// Place writes what a running sandbox lacks: its claims, its Service, its policies and then its Pod. owned has the
-// sandbox's Pods, as the caller knows them. Kinds of error: errs.ErrInvalid names a field that the API server or this package refuses;
-// ErrNotOwned, errs.ErrConflict with it, names an object in the way that the sandbox does not own.
-func (p *Placer) Place(ctx context.Context, s *agents.Sandbox, owned []*corev1.Pod) error {
-	if err := errors.Join(p.placeClaims(ctx, s), p.placeService(ctx, s)); err != nil {
-		return err
-	}
-	if len(owned) > 0 {
-		return nil
+// Place writes what a sandbox lacks that is to run or runs: its claims, its Service, its policies and then its Pod. owned has the
+// sandbox's Pods, as the caller knows them; the result is those, or the one that Place has created. Kinds of error: errs.ErrInvalid
+// names a field that the API server or this package refuses; ErrNotOwned, errs.ErrConflict with it, names an object in the way that
+// the sandbox does not own.
+func (p *Placer) Place(ctx context.Context, s *agents.Sandbox, owned []*corev1.Pod) ([]*corev1.Pod, error) {
+	if err := errors.Join(p.placeClaims(ctx, s, owned), p.placeService(ctx, s)); err != nil || len(owned) > 0 {
+		return owned, err
 	}
 	pod, err := p.Pod(s)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	marks, err := p.placePolicies(ctx, s)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	marks.set(&pod.ObjectMeta, s)
-	return p.create(ctx, s, pod)
+	if err := p.create(ctx, s, pod); err != nil {
+		return nil, err
+	}
+	return []*corev1.Pod{pod}, nil
 }
 
 // Unplace deletes the Pods of a sandbox, each if it is still the one that the caller saw. Their grace period is that
@@ -98,7 +99,17 @@ func (p *Placer) Release(ctx context.Context, s *agents.Sandbox) error {
 	if s.Status.Service == "" && !wantsService(s) {
 		return nil
 	}
-	return p.deleteService(ctx, s)
+	service := &corev1.Service{}
+	if err := p.cfg.Client.Get(ctx, client.ObjectKeyFromObject(s), service); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("read Service %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	if !metav1.IsControlledBy(service, s) {
+		return nil
+	}
+	return p.delete(ctx, service)
 }
 
 // create writes an object unless the sandbox has it.

@@ -27,9 +27,9 @@ func (r *Runner) prepare(ctx context.Context, s *agents.Sandbox, pods []*corev1.
 	s.Status.PodIPs = []string{pods[0].Status.PodIP}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	start := startOf(pods[0])
-	for pause := 10 * time.Millisecond; !r.initialized(s, start); pause *= 2 { // the status may not show yet that it is
-		err := r.prepareOnce(ctx, s, start)
+	now := runOf(pods[0])
+	for pause := 10 * time.Millisecond; !r.initialized(s, now); pause *= 2 { // the status may not show yet that it is
+		err := r.prepareOnce(ctx, s, now)
 		if err == nil {
 			break
 		}
@@ -42,14 +42,14 @@ func (r *Runner) prepare(ctx context.Context, s *agents.Sandbox, pods []*corev1.
 	if s.Status.Barchan == nil {
 		s.Status.Barchan = &agents.BarchanStatus{}
 	}
-	s.Status.Barchan.StartedAt = new(metav1.NewTime(start))
+	s.Status.Barchan.StartedAt = new(metav1.NewTime(startOf(pods[0])))
 	return r.observed(s, pods), nil
 }
 
-func (r *Runner) prepareOnce(ctx context.Context, s *agents.Sandbox, start time.Time) error {
+func (r *Runner) prepareOnce(ctx context.Context, s *agents.Sandbox, now run) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return r.send(ctx, s, start)
+	return r.send(ctx, s, now)
 }
 
 // initRequest returns what the agent of a sandbox must know: its token, and the plain values of its first
@@ -69,15 +69,15 @@ func (r *Runner) initRequest(s *agents.Sandbox) envd.InitRequest {
 	return req
 }
 
-// send sends its request to the agent of the container that started then.
-func (r *Runner) send(ctx context.Context, s *agents.Sandbox, start time.Time) error {
+// send sends its request to the agent of a container's run.
+func (r *Runner) send(ctx context.Context, s *agents.Sandbox, now run) error {
 	req := r.initRequest(s)
 	if err := r.cfg.Agents.Bind(ctx, s, req); err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.bound[client.ObjectKeyFromObject(s)] = binding{start.Unix(), fingerprint(req)}
+	r.bound[client.ObjectKeyFromObject(s)] = binding{now, fingerprint(req)}
 	return nil
 }
 
@@ -91,9 +91,9 @@ func fingerprint(req envd.InitRequest) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// initialized reports whether the agent of the container that started then has accepted the current request of this process.
-func (r *Runner) initialized(s *agents.Sandbox, start time.Time) bool {
-	want := binding{start.Unix(), fingerprint(r.initRequest(s))}
+// initialized reports whether the agent of a container's run has accepted the current request of this process.
+func (r *Runner) initialized(s *agents.Sandbox, now run) bool {
+	want := binding{now, fingerprint(r.initRequest(s))}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.bound[client.ObjectKeyFromObject(s)] == want

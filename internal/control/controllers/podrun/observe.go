@@ -10,12 +10,17 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
+
+// reasonDeletionByPodGC is of the condition DisruptionTarget; package k8s.io/api does not have it.
+const reasonDeletionByPodGC = "DeletionByPodGC"
 
 // read returns a sandbox with its Pods.
 func (r *Runner) read(ctx context.Context, ref sandbox.Ref) (*agents.Sandbox, []*corev1.Pod, error) {
@@ -36,6 +41,7 @@ func (r *Runner) pods(ctx context.Context, owner types.UID) ([]*corev1.Pod, erro
 	if err != nil {
 		return nil, fmt.Errorf("read the Pods of a sandbox: %w", err)
 	}
+	pods = r.placed.Merge(pods, func(pod *corev1.Pod) bool { return metav1.GetControllerOf(pod).UID == owner })
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 	})
@@ -58,7 +64,7 @@ func (r *Runner) observed(s *agents.Sandbox, pods []*corev1.Pod) sandbox.Observe
 	seen.Node, seen.Runtime, seen.Image = pod.Spec.NodeName, runtimeOf(pod), imageOf(pod)
 	seen.Address, _ = netip.ParseAddr(pod.Status.PodIP) // invalid without one
 	switch {
-	case pod.DeletionTimestamp != nil: // its containers may have ended by now, which is no end of the sandbox
+	case pod.DeletionTimestamp != nil, isCollected(pod): // its containers may have ended by now, which is no end of the sandbox
 		seen.State, seen.Reason, seen.Message = sandbox.ContainerPending, agents.ReasonPodTerminating, "Pod is terminating. Sandbox is suspending"
 		if s.Spec.OperatingMode != agents.ModeSuspended {
 			seen.Message = "Pod is terminating"
@@ -66,7 +72,7 @@ func (r *Runner) observed(s *agents.Sandbox, pods []*corev1.Pod) sandbox.Observe
 	case pod.Status.Phase == corev1.PodSucceeded, pod.Status.Phase == corev1.PodFailed:
 		seen.State, seen.Message = sandbox.ContainerExited, endOf(pod)
 		seen.EntrypointExit = exitCode(pod)
-	case pod.Status.Phase == corev1.PodRunning && prepared(s, pod):
+	case pod.Status.Phase == corev1.PodRunning && r.prepared(s, pod):
 		seen.State, seen.StartedAt, seen.Probed = sandbox.ContainerRunning, startOf(pod), isReady(pod)
 		seen.Message = "Pod is Ready"
 		if !seen.Probed {
@@ -75,8 +81,13 @@ func (r *Runner) observed(s *agents.Sandbox, pods []*corev1.Pod) sandbox.Observe
 			seen.Message = "Pod is Ready; Service Exists"
 		}
 	default:
-		seen.State = sandbox.ContainerPending
-		seen.Message = cmp.Or(troubleOf(pod), fmt.Sprintf("Pod exists with phase: %s", cmp.Or(pod.Status.Phase, corev1.PodPending)))
+		seen.State, seen.Message = sandbox.ContainerPending, troubleOf(pod)
+		if seen.Message == "" {
+			seen.Message = fmt.Sprintf("Pod exists with phase: %s", cmp.Or(pod.Status.Phase, corev1.PodPending))
+			if s.Status.NodeName == "" { // a Pod without trouble runs soon, and the status of that has the node
+				seen.Node = ""
+			}
+		}
 	}
 	return seen
 }
@@ -92,13 +103,33 @@ func names(pods []*corev1.Pod) string {
 // hasAgent reports whether a Pod has an agent. One that agent-sandbox made, before its cluster was taken over, has none.
 func hasAgent(pod *corev1.Pod) bool { return pod.Labels[sandbox.LabelID] != "" }
 
+// isCollected reports whether the garbage collector of Pods is about to delete a Pod, as where its node is gone: it lets the Pod fail first.
+func isCollected(pod *corev1.Pod) bool {
+	c := condition(pod, corev1.DisruptionTarget)
+	return c != nil && c.Status == corev1.ConditionTrue && c.Reason == reasonDeletionByPodGC
+}
+
 // prepared reports whether the agent of the Pod's running container, if the Pod has one, has accepted the sandbox's token.
-func prepared(s *agents.Sandbox, pod *corev1.Pod) bool {
+func (r *Runner) prepared(s *agents.Sandbox, pod *corev1.Pod) bool {
 	start := startOf(pod)
 	if !hasAgent(pod) {
 		return !start.IsZero()
 	}
-	return !start.IsZero() && s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil && s.Status.Barchan.StartedAt.Time.Equal(start)
+	if start.IsZero() || s.Status.Barchan == nil || s.Status.Barchan.StartedAt == nil || !s.Status.Barchan.StartedAt.Time.Equal(start) {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last, known := r.bound[client.ObjectKeyFromObject(s)]
+	return !known || last.run == runOf(pod) // another process has written what this one does not know
+}
+
+func runOf(pod *corev1.Pod) run {
+	now := run{pod: pod.UID}
+	if c := firstContainer(pod); c != nil {
+		now.restarts = c.RestartCount
+	}
+	return now
 }
 
 // startOf returns when the container with the agent started; zero while it does not run.

@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
 	"github.com/barchan-dev/barchan/internal/control/controllers/placement"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -62,15 +63,23 @@ type Config struct {
 // Runner runs sandboxes as Pods. It is safe for concurrent use.
 type Runner struct {
 	cfg Config
+	// placed has Pods that this process has created and the cache may not show yet: another would be refused.
+	placed *assumecache.Cache[corev1.Pod, *corev1.Pod]
 
 	mu    sync.Mutex
 	bound map[types.NamespacedName]binding // the last request that the agent of a sandbox accepted; +checklocks:mu
 }
 
-// binding identifies a request that an agent accepted: the start of its container, and a hash.
+// binding identifies a request that an agent accepted: the run of its container, and a hash.
 type binding struct {
-	start       int64 // in seconds, as objects have it
+	run         run
 	fingerprint string
+}
+
+// run identifies a run of a container. Its start does not: objects have it in seconds, in which a Pod may be replaced.
+type run struct {
+	pod      types.UID
+	restarts int32
 }
 
 // New returns a Runner.
@@ -79,10 +88,16 @@ func New(cfg Config) (*Runner, error) {
 		return nil, fmt.Errorf("podrun: Cache, Placer, Agents and Tokens are required: %w", errs.ErrInvalid)
 	}
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)).With(telemetry.Component, "podrun")
-	return &Runner{cfg: cfg, bound: map[types.NamespacedName]binding{}}, nil
+	return newRunner(cfg), nil
 }
 
-// Ensure makes the Pod of a sandbox, and prepares its agent once the Pod runs. The returned state is pending until then.
+func newRunner(cfg Config) *Runner {
+	none := func(context.Context, types.NamespacedName) (*corev1.Pod, error) { return nil, errs.ErrNotFound } // see Runner.place
+	return &Runner{cfg: cfg, placed: assumecache.New[corev1.Pod](none), bound: map[types.NamespacedName]binding{}}
+}
+
+// Ensure makes the Pod of a sandbox, and prepares its agent once the Pod runs. The returned state is pending until then. For a
+// running sandbox it makes again what was deleted beside the Pod.
 func (r *Runner) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, error) {
 	pods, err := r.pods(ctx, s.UID)
 	if err != nil {
@@ -93,33 +108,40 @@ func (r *Runner) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observe
 	} else if b != nil && b.WarmUp != nil {
 		return r.observed(s, pods), refused("warmUp", "a Pod does not run one; put it into the image or the entrypoint")
 	}
-	if err := r.cfg.Placer.Place(ctx, s, pods); err != nil {
+	if pods, err = r.place(ctx, s, pods); err != nil {
 		return r.observed(s, pods), err
 	}
-	seen := r.observed(s, pods)
-	if seen.State != sandbox.ContainerPending || len(pods) != 1 || startOf(pods[0]).IsZero() {
+	seen := r.observed(s, pods) // the same as after the event of a new Pod, which then changes no status
+	if seen.State != sandbox.ContainerPending || len(pods) != 1 || startOf(pods[0]).IsZero() || seen.Reason == agents.ReasonPodTerminating {
 		return seen, nil
 	}
 	return r.prepare(ctx, s, pods)
 }
 
+// place writes what a sandbox lacks, and returns its Pods after that.
+func (r *Runner) place(ctx context.Context, s *agents.Sandbox, owned []*corev1.Pod) ([]*corev1.Pod, error) {
+	pods, err := r.cfg.Placer.Place(ctx, s, owned)
+	if err != nil || len(owned) > 0 {
+		return pods, err
+	}
+	r.placed.Assume(ctx, pods[0])
+	shown, err := r.cfg.Cache.PodsOf(ctx, s.UID)
+	for _, pod := range shown { // its event was faster than the response
+		r.placed.Observe(nil, pod)
+	}
+	return pods, err
+}
+
 // Bind sends the agent of a running sandbox what a claim has added to its object. A container that starts again has
 // forgotten that; Ensure sends it again.
 func (r *Runner) Bind(ctx context.Context, s *agents.Sandbox) error {
-	start := time.Time{}
-	if s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil {
-		start = s.Status.Barchan.StartedAt.Time
-	}
-	if r.initialized(s, start) {
-		return nil
-	}
 	pods, err := r.pods(ctx, s.UID)
-	if err != nil || len(pods) == 1 && !hasAgent(pods[0]) {
+	if err != nil || len(pods) != 1 || !hasAgent(pods[0]) || r.initialized(s, runOf(pods[0])) {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return r.send(ctx, s, start)
+	return r.send(ctx, s, runOf(pods[0]))
 }
 
 // SetEgress applies the sandbox's policies to its Pod. It refuses what no NetworkPolicy can express.
@@ -206,11 +228,15 @@ func (r *Runner) state(ctx context.Context, s *agents.Sandbox, pods []*corev1.Po
 	return seen, err
 }
 
-// Changes reconciles the sandbox that controls a Pod whenever the Pod changes, and the sandboxes of a policy when a client
-// changes or deletes it.
-func Changes(from crcache.Cache) []source.Source {
+// Changes reconciles the sandbox that controls a Pod or a Service whenever that changes, and the sandboxes of a policy when a client
+// changes or deletes it. The Runner needs these events too.
+func (r *Runner) Changes(from crcache.Cache) []source.Source {
 	return []source.Source{
 		controllers.Watch(from, &corev1.Pod{}, func(_ context.Context, old, now *corev1.Pod, q controllers.Queue) {
+			r.placed.Observe(old, now)
+			addOwner(q, cmp.Or(now, old))
+		}),
+		controllers.Watch(from, &corev1.Service{}, func(_ context.Context, old, now *corev1.Service, q controllers.Queue) {
 			addOwner(q, cmp.Or(now, old))
 		}),
 		controllers.Watch(from, &networkingv1.NetworkPolicy{}, func(ctx context.Context, old, now *networkingv1.NetworkPolicy, q controllers.Queue) {
@@ -226,9 +252,9 @@ func Changes(from crcache.Cache) []source.Source {
 	}
 }
 
-func addOwner(q controllers.Queue, pod *corev1.Pod) {
-	if owner := metav1.GetControllerOf(pod); owner != nil {
-		q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: owner.Name}})
+func addOwner(q controllers.Queue, owned client.Object) {
+	if owner := metav1.GetControllerOf(owned); owner != nil {
+		q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: owned.GetNamespace(), Name: owner.Name}})
 	}
 }
 

@@ -28,7 +28,7 @@ type counted struct {
 	passes atomic.Int64
 }
 
-func (c *counted) ClaimedFrom(ctx context.Context, pool types.UID) ([]agents.Sandbox, error) {
+func (c *counted) ClaimedFrom(ctx context.Context, pool types.UID) ([]*agents.Sandbox, error) {
 	c.passes.Add(1)
 	return c.Cache.ClaimedFrom(ctx, pool)
 }

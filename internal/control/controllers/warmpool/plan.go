@@ -225,10 +225,9 @@ type usage struct {
 }
 
 // use counts the sandboxes that were claimed through a pool; known is the last claim so far.
-func use(claimed []agents.Sandbox, revision string, known time.Time) usage {
+func use(claimed []*agents.Sandbox, revision string, known time.Time) usage {
 	u := usage{last: known}
-	for i := range claimed {
-		s := &claimed[i]
+	for _, s := range claimed {
 		at := barchan.ExactTime(s, pool.AnnotationClaimedAt)
 		if at.IsZero() {
 			at = s.CreationTimestamp.Time

@@ -154,7 +154,11 @@ func (r *reconciler) members(ctx context.Context, p *extensions.SandboxWarmPool,
 		if err := r.Client.List(ctx, &list, client.InNamespace(p.Namespace), label); err != nil {
 			return nil, false, fmt.Errorf("list members of warm pool %s/%s: %w", p.Namespace, p.Name, err)
 		}
-		live = r.assess(list.Items, now)
+		listed := make([]*agents.Sandbox, len(list.Items))
+		for i := range list.Items {
+			listed[i] = &list.Items[i]
+		}
+		live = r.assess(listed, now)
 	}
 	found, err := r.Objects.Members(ctx, p.UID)
 	if err != nil {
@@ -169,10 +173,10 @@ func (r *reconciler) members(ctx context.Context, p *extensions.SandboxWarmPool,
 	return entries.over(cached), len(entries.made)+len(entries.gone) > 0, nil
 }
 
-func (r *reconciler) assess(found []agents.Sandbox, now time.Time) map[types.UID]member {
+func (r *reconciler) assess(found []*agents.Sandbox, now time.Time) map[types.UID]member {
 	all := make(map[types.UID]member, len(found))
-	for i := range found {
-		all[found[i].UID] = assess(&found[i], now, r.StuckAfter)
+	for _, s := range found {
+		all[s.UID] = assess(s, now, r.StuckAfter)
 	}
 	return all
 }

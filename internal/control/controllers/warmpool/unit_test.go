@@ -74,7 +74,7 @@ func TestUse(t *testing.T) {
 	warm, cold, ended := box("w", map[string]string{agents.LabelTemplateHash: "r"}), box("c", nil), box("e", nil)
 	warm.Annotations = map[string]string{pool.AnnotationClaimedAt: epoch.Add(time.Minute).Format(time.RFC3339Nano)}
 	ended.DeletionTimestamp = new(metav1.NewTime(epoch))
-	u := use([]agents.Sandbox{*warm, *cold, *ended}, "r", epoch.Add(-time.Hour))
+	u := use([]*agents.Sandbox{warm, cold, ended}, "r", epoch.Add(-time.Hour))
 	if u.claimed != 2 || u.current != 1 || !u.last.Equal(epoch.Add(time.Minute)) {
 		t.Errorf("usage %+v", u)
 	}

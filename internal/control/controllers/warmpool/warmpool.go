@@ -34,9 +34,9 @@ type Objects interface {
 	CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error)
 	// PoolsOf returns the pools of a template in a namespace, or in all if that is empty.
 	PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
-	// Members returns the unclaimed members of a pool; ClaimedFrom the sandboxes claimed through it.
-	Members(ctx context.Context, pool types.UID) ([]agents.Sandbox, error)
-	ClaimedFrom(ctx context.Context, pool types.UID) ([]agents.Sandbox, error)
+	// Members returns the unclaimed members of a pool; ClaimedFrom the sandboxes claimed through it. Both are shared.
+	Members(ctx context.Context, pool types.UID) ([]*agents.Sandbox, error)
+	ClaimedFrom(ctx context.Context, pool types.UID) ([]*agents.Sandbox, error)
 }
 
 // WarmUps reads the results of a template's warm-up; package cache has it.

@@ -93,8 +93,8 @@ func (r *reconciler) sort(ctx context.Context, s *reconcileState) error {
 	if err != nil {
 		return err
 	}
-	for i := range seeds {
-		switch seed := &seeds[i]; {
+	for _, seed := range seeds {
+		switch {
 		case of(seed) != s.at:
 		case s.template != nil && pool.RevisionOf(seed) == s.revision && seed.Annotations[pool.AnnotationTemplateID] == pool.TemplateID(s.template):
 			s.seed = seed

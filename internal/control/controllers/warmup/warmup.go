@@ -43,7 +43,7 @@ type Templates interface {
 // Made reads seeds and checkpoints; package cache implements it.
 type Made interface {
 	WarmCheckpoints(ctx context.Context, namespace string, template types.NamespacedName) ([]barchan.Checkpoint, error)
-	Members(ctx context.Context, pool types.UID) ([]agents.Sandbox, error)
+	Members(ctx context.Context, pool types.UID) ([]*agents.Sandbox, error)
 	RestoringFrom(ctx context.Context, checkpoint types.NamespacedName) ([]agents.Sandbox, error)
 }
 

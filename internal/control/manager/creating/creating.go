@@ -34,7 +34,7 @@ import (
 type Cache interface {
 	claiming.Reader
 	// SandboxesByIdempotency finds those with this value of pool.AnnotationIdempotencyKey.
-	SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]agents.Sandbox, error)
+	SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]*agents.Sandbox, error)
 	// PoolsOf lists the warm pools of a template in a namespace, or in all if that is empty.
 	PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
 }
@@ -198,8 +198,8 @@ func (cr *Creator) createdBefore(ctx context.Context, c *createOp) (*agents.Sand
 	found = cr.Sandboxes.Assumed.Merge(found, func(s *agents.Sandbox) bool {
 		return s.Namespace == c.Namespace && s.Annotations[pool.AnnotationIdempotencyKey] == c.digest.Key
 	})
-	for i := range found {
-		if s, err := cr.reuse(ctx, c, client.ObjectKeyFromObject(&found[i])); s != nil || err != nil {
+	for _, before := range found {
+		if s, err := cr.reuse(ctx, c, client.ObjectKeyFromObject(before)); s != nil || err != nil {
 			return s, err
 		}
 	}

@@ -50,7 +50,7 @@ type Objects interface {
 // Cache reads sandboxes from memory and returns copies; a sandbox that it lacks is an errs.ErrNotFound.
 type Cache interface {
 	SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error)
-	Sandboxes(ctx context.Context, namespace string) ([]agents.Sandbox, error)
+	Sandboxes(ctx context.Context, namespace string) ([]*agents.Sandbox, error) // shared
 	// WaitSandbox blocks until done returns true or an error. done gets nil once the sandbox is gone.
 	WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error)
 }

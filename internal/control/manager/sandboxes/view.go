@@ -201,8 +201,7 @@ func (st *Store) List(ctx context.Context, req ListRequest) (Page, error) {
 	}
 	var page Page
 	var keep []Sandbox
-	for i := range all {
-		s := &all[i]
+	for _, s := range all {
 		if !listed(s) || !matches(s, &req, templateID) {
 			continue
 		}

@@ -4,6 +4,7 @@ package trust
 import (
 	"crypto"
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
@@ -39,13 +40,16 @@ const (
 	RefusedCertificate   = "certificate" // not of our authority, expired, or for other uses
 )
 
-// Source names the source of this replica's certificate and CA: either Dir, or the three files. The
+// Source names the source of this replica's certificate and CA: Dir, Seed, or the three files. The
 // certificate must have the replica's name as a DNS name, literally, and be valid for server and
 // client authentication.
 type Source struct {
 	// Dir has a CA for the replicas alone, which all of them read; the first creates it. It must not
 	// be that of a gateway's certificates.
 	Dir string
+	// Seed is a secret of ed25519.SeedSize bytes that all replicas share, and no other process has. Each replica
+	// derives the same CA from it.
+	Seed []byte
 	// CAFile, CertFile and KeyFile are PEM files that are renewed externally. They are read for each
 	// connection.
 	CAFile, CertFile, KeyFile string
@@ -55,8 +59,8 @@ type Source struct {
 type Trust struct {
 	name  string
 	files Source
-	ca    *x509.Certificate // of Dir
-	key   crypto.Signer     // of Dir
+	ca    *x509.Certificate // of Dir or Seed; nil with files
+	key   crypto.Signer     // of Dir or Seed
 
 	Mu   sync.Mutex
 	Leaf *tls.Certificate // +checklocks:Mu
@@ -65,14 +69,8 @@ type Trust struct {
 // Open checks the source, and creates what Dir lacks.
 func Open(name string, files Source) (*Trust, error) {
 	t := &Trust{name: name, files: files}
-	given := files.CAFile != "" && files.CertFile != "" && files.KeyFile != ""
-	if files.Dir == "" == !given || files.Dir != "" && (files.CAFile != "" || files.CertFile != "" || files.KeyFile != "") {
-		return nil, fmt.Errorf("peers: TLS: want either Dir, or all of CAFile, CertFile and KeyFile: %w", errs.ErrInvalid)
-	}
-	if files.Dir != "" {
-		if err := t.openAuthority(files.Dir); err != nil {
-			return nil, fmt.Errorf("peers: %w", err)
-		}
+	if err := t.openSource(); err != nil {
+		return nil, fmt.Errorf("peers: %w", err)
 	}
 	if _, err := t.roots(); err != nil {
 		return nil, err
@@ -85,6 +83,48 @@ func Open(name string, files Source) (*Trust, error) {
 		return nil, fmt.Errorf("peers: certificate %s is for %q, not for this replica, %q: %w", files.CertFile, cert.Leaf.DNSNames, name, errs.ErrInvalid)
 	}
 	return t, nil
+}
+
+// openSource makes or reads a CA of our own, unless there are files.
+func (t *Trust) openSource() error {
+	given := 0
+	for _, file := range []string{t.files.CAFile, t.files.CertFile, t.files.KeyFile} {
+		if file != "" {
+			given++
+		}
+	}
+	switch dir, seed := t.files.Dir, t.files.Seed; {
+	case dir != "" && given == 0 && seed == nil:
+		return t.openAuthority(dir)
+	case len(seed) == ed25519.SeedSize && given == 0 && dir == "":
+		return t.deriveAuthority(seed)
+	case given == 3 && dir == "" && seed == nil:
+		return nil
+	}
+	return fmt.Errorf("TLS: want one of Dir, a Seed of %d bytes, and all of CAFile, CertFile and KeyFile: %w", ed25519.SeedSize, errs.ErrInvalid)
+}
+
+// deriveAuthority makes the CA of a seed. It is the same on each replica to the byte: an Ed25519 signature has no random part.
+// It ends with its seed; the last instant that a certificate can name stands for that (RFC 5280, 4.1.2.5).
+func (t *Trust) deriveAuthority(seed []byte) error {
+	key := ed25519.NewKeyFromSeed(seed)
+	template := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{Organization: []string{"Barchan peers"}, CommonName: "derived authority"},
+		NotBefore:             time.Date(2020, time.January, 1, 0, 0, 0, 0, time.UTC),
+		NotAfter:              time.Date(9999, time.December, 31, 23, 59, 59, 0, time.UTC),
+		KeyUsage:              x509.KeyUsageCertSign,
+		BasicConstraintsValid: true, IsCA: true, MaxPathLenZero: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return fmt.Errorf("sign certificate of authority: %w", err)
+	}
+	t.key = key
+	if t.ca, err = x509.ParseCertificate(der); err != nil {
+		return fmt.Errorf("read back certificate of authority: %w", err)
+	}
+	return nil
 }
 
 // openAuthority locks the directory, so that two replicas that start together end with one CA.
@@ -138,9 +178,9 @@ func Exclusively(lock string, f func() error) error {
 	return errors.Join(f(), file.Close())
 }
 
-// Certificate returns this replica's certificate. One of Dir is reissued before it expires.
+// Certificate returns this replica's certificate. One of our own CA is reissued before it expires.
 func (t *Trust) Certificate() (*tls.Certificate, error) {
-	if t.files.Dir == "" {
+	if t.ca == nil {
 		pair, err := tls.LoadX509KeyPair(t.files.CertFile, t.files.KeyFile)
 		if err != nil {
 			return nil, fmt.Errorf("load certificate %s: %w", t.files.CertFile, err)
@@ -191,7 +231,7 @@ func issue(name string, ca *x509.Certificate, caKey crypto.Signer) (*tls.Certifi
 
 func (t *Trust) roots() (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
-	if t.files.Dir != "" {
+	if t.ca != nil {
 		pool.AddCert(t.ca)
 		return pool, nil
 	}

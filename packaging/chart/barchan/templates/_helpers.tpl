@@ -9,6 +9,15 @@ app.kubernetes.io/version: {{ .Chart.Version | replace "+" "_" | quote }}
 {{ default "barchan-token" .Values.tokenSecret }}
 {{- end }}
 
+{{- /* goMemLimit RESOURCES: nine tenths of the memory limit, above which Go collects garbage more often. */}}
+{{- define "barchan.goMemLimit" -}}
+{{- with .limits }}
+{{- $memory := toString .memory }}
+{{- if regexMatch "^[0-9]+Mi$" $memory }}{{ div (mul (trimSuffix "Mi" $memory | int64) 9) 10 }}MiB{{ end }}
+{{- if regexMatch "^[0-9]+Gi$" $memory }}{{ div (mul (trimSuffix "Gi" $memory | int64) 9216) 10 }}MiB{{ end }}
+{{- end }}
+{{- end }}
+
 {{- /* deployment ROOT ROLE VALUES ARGS: a Deployment of one role. */}}
 {{- define "barchan.deployment" -}}
 {{- $root := .root }}
@@ -58,6 +67,11 @@ spec:
         args: {{ concat .args .values.args | toJson }}
         ports:
         - {name: http, containerPort: 7700}
+        {{- if .peers }}
+        - {name: gossip, containerPort: 7701}
+        - {name: gossip-udp, containerPort: 7701, protocol: UDP}
+        - {name: push, containerPort: 7702}
+        {{- end }}
         startupProbe:
           httpGet: {path: /healthz, port: http}
           periodSeconds: 1
@@ -72,6 +86,14 @@ spec:
           periodSeconds: 2
           timeoutSeconds: 2
         resources: {{ toJson .values.resources }}
+        env:
+        {{- if .peers }}
+        - name: POD_IP
+          valueFrom: {fieldRef: {fieldPath: status.podIP}}
+        {{- end }}
+        {{- with include "barchan.goMemLimit" .values.resources }}
+        - {name: GOMEMLIMIT, value: {{ . }}}
+        {{- end }}
         securityContext:
           allowPrivilegeEscalation: false
           readOnlyRootFilesystem: true

@@ -1,0 +1,64 @@
+package podrun
+
+import (
+	"context"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/controllers/placement"
+)
+
+// TestNodeOfPendingPod: the node of a Pod that starts without trouble makes no status of its own. One that a status has already is
+// kept up to date.
+func TestNodeOfPendingPod(t *testing.T) {
+	r := newRunner(Config{Placer: &placement.Placer{}})
+	waits := corev1.ContainerStatus{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}
+	for name, tt := range map[string]struct {
+		known, message, want string
+		containers           []corev1.ContainerStatus
+	}{
+		"first start": {message: "Pod exists with phase: Pending"},
+		"next start":  {known: "a", message: "Pod exists with phase: Pending", want: "b"},
+		"trouble":     {message: "container main: ErrImagePull", want: "b", containers: []corev1.ContainerStatus{waits}},
+	} {
+		s, pod := &agents.Sandbox{}, &corev1.Pod{}
+		s.Status.NodeName = tt.known
+		pod.Spec.NodeName, pod.Status.Phase, pod.Status.ContainerStatuses = "b", corev1.PodPending, tt.containers
+		seen := r.observed(s, []*corev1.Pod{pod})
+		if seen.State != sandbox.ContainerPending || seen.Node != tt.want || seen.Message != tt.message {
+			t.Errorf("%s: node %q, message %q in state %v", name, seen.Node, seen.Message, seen.State)
+		}
+	}
+}
+
+// lagging is a cache that shows no Pod yet.
+type lagging struct{ Cache }
+
+func (lagging) PodsOf(context.Context, types.UID) ([]*corev1.Pod, error) { return nil, nil }
+
+// TestPlacedPod: a Pod that was created is known before the cache shows it, to its sandbox alone, until its events come.
+func TestPlacedPod(t *testing.T) {
+	r := newRunner(Config{Cache: lagging{}})
+	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Name: "s", UID: "s"}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p", ResourceVersion: "5", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(s, agents.GroupVersion.WithKind("Sandbox"))}}}
+	count := func(owner types.UID) int {
+		pods, err := r.pods(t.Context(), owner)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(pods)
+	}
+	r.placed.Assume(t.Context(), pod)
+	if count("s") != 1 || count("other") != 0 {
+		t.Error("the new Pod is not its sandbox's")
+	}
+	r.placed.Observe(nil, pod)
+	if count("s") != 0 {
+		t.Error("the Pod is assumed although the cache shows it, or that it is gone")
+	}
+}
