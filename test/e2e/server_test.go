@@ -27,6 +27,9 @@ import (
 const (
 	startTime = 2 * time.Minute
 	stopTime  = 2 * time.Minute
+	// imageTime is for the base image, which is built once for all tests. Beside tests and compilers, on a machine without
+	// its packages, that takes more than startTime; killed, it begins anew.
+	imageTime = 15 * time.Minute
 )
 
 // What make test leaves to make test-all is skipped where this variable has this value.
@@ -348,7 +351,11 @@ func (s *server) try(args ...string) (string, error) {
 }
 
 func (s *server) tryIn(stdin string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), startTime)
+	limit := startTime
+	if args[0] == "image" {
+		limit = imageTime
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, programs.barchan, args...)
 	var out bytes.Buffer
