@@ -48,7 +48,7 @@ func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandb
 	case todo == start, todo == still && seen.State == sandbox.ContainerRunning && r.Node == "":
 		// In a cluster a running sandbox too may lack what it has beside its Pod.
 		seen, err = r.Runner.Ensure(ctx, s)
-	case todo == suspend:
+	case todo == suspend, todo == still && seen.State == sandbox.ContainerAbsent && r.Node == "": // the same of a suspended one
 		seen, err = r.Runner.Suspend(ctx, ref, suspendMode(s))
 	case todo == resume && r.refused.has(s):
 		return seen, still, nil // the status has the reason

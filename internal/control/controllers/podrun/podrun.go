@@ -153,11 +153,18 @@ func (r *Runner) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 	return r.cfg.Placer.Restrict(ctx, s, pods)
 }
 
-// Suspend deletes the Pod of a sandbox that keeps its volumes only.
+// Suspend deletes the Pod of a sandbox that keeps its volumes only. Without a Pod it makes what the sandbox has beside that: one that
+// is suspended from the start has never had it.
 func (r *Runner) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.SuspendMode) (sandbox.Observed, error) {
 	s, pods, err := r.read(ctx, ref)
 	if err != nil {
 		return sandbox.Observed{}, err
+	}
+	if len(pods) == 0 {
+		if err := r.cfg.Placer.PlaceSuspended(ctx, s, !sandbox.Suspended(s) && !sandbox.HasRun(s)); err != nil {
+			return r.observed(s, pods), err
+		}
+		return r.state(ctx, s, pods)
 	}
 	if s.Spec.Barchan != nil && mode != agents.SuspendDelete {
 		return r.observed(s, pods), refused("suspend", fmt.Sprintf("a Pod cannot keep its memory or its root file system; set it to %s, which keeps volumes", agents.SuspendDelete))
