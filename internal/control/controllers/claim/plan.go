@@ -54,7 +54,7 @@ func newPlan(c *extensions.SandboxClaim, p *extensions.SandboxWarmPool, t *exten
 	if errs := checkEnv(c.Spec.Env, t, spec.Child("env")); len(errs) > 0 {
 		return nil, refuse(extensions.ReasonEnvVarsRejected, errs)
 	}
-	if errs := checkVolumes(c.Spec.VolumeClaimTemplates, t, spec.Child("volumeClaimTemplates")); len(errs) > 0 {
+	if errs := checkVolumes(c.Spec.VolumeClaimTemplates, c.Name, t, spec.Child("volumeClaimTemplates")); len(errs) > 0 {
 		return nil, refuse(extensions.ReasonVolumeClaimsError, errs)
 	}
 	x := &plan{claim: c, pool: p, template: t, revision: revision, env: map[string]string{}}
