@@ -156,6 +156,7 @@ func TestJudge(t *testing.T) {
 	}
 	warm := func(s *agents.Sandbox) { s.Labels[agents.LabelLaunchType] = agents.LaunchWarm }
 	stale := func(s *agents.Sandbox) { s.Labels[agents.LabelTemplateHash] = "q" }
+	other := func(s *agents.Sandbox) { s.Annotations[agents.AnnotationTemplateRef] = "other" }
 	leaves := func(s *agents.Sandbox) { s.DeletionTimestamp = new(metav1.Now()) }
 	fails := func(s *agents.Sandbox) {
 		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: agents.ConditionReady, Status: metav1.ConditionFalse, Reason: agents.ReasonPodFailed})
@@ -183,6 +184,8 @@ func TestJudge(t *testing.T) {
 		"cold, starting, stale":   {plain, []func(*agents.Sandbox){stale}, drop},
 		"cold, ended, stale":      {plain, []func(*agents.Sandbox){end, stale}, drop},
 		"cold, with volumes":      {volumes, []func(*agents.Sandbox){run}, name},
+		"warm, other template":    {plain, []func(*agents.Sandbox){warm, run, other}, drop},
+		"cold, other template":    {plain, []func(*agents.Sandbox){end, other}, drop},
 		"of unknown revision":     {plain, []func(*agents.Sandbox){run, func(s *agents.Sandbox) { s.Labels[agents.LabelTemplateHash] = "" }}, drop},
 		"cold, lacking variables": {brings, nil, drop},
 	} {
