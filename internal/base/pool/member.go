@@ -136,8 +136,8 @@ func Spare(s *agents.Sandbox) bool {
 }
 
 // Adopt turns a copy of a member into the sandbox of a claim: nothing of the pool but its origin
-// stays. owner, if any, controls it from now on. The caller writes it on the condition that it has not
-// changed since it was read.
+// stays. An annotation has the name of its Pod, as upstream's does. owner, if any, controls it from now on. The caller writes it on the
+// condition that it has not changed since it was read.
 func Adopt(member *agents.Sandbox, owner *metav1.OwnerReference) *agents.Sandbox {
 	s := member.DeepCopy()
 	s.Labels[LabelOrigin] = string(MemberOf(member))
@@ -147,6 +147,7 @@ func Adopt(member *agents.Sandbox, owner *metav1.OwnerReference) *agents.Sandbox
 		s.Annotations = map[string]string{}
 	}
 	s.Annotations[AnnotationClaimedAt] = barchan.ExactNow()
+	s.Annotations[agents.AnnotationPodName] = sandbox.PodName(member)
 	s.OwnerReferences = nil
 	if owner != nil {
 		s.OwnerReferences = []metav1.OwnerReference{*owner}

@@ -52,6 +52,13 @@ func TestAdopt(t *testing.T) {
 	if got.Annotations[pool.AnnotationClaimedAt] == "" || len(pool.Adopt(s, nil).OwnerReferences) != 0 {
 		t.Error("the creation time is missing, or the pool still owns it")
 	}
+	if name := got.Annotations[agents.AnnotationPodName]; name != "p-1" {
+		t.Errorf("the Pod is said to be %q", name)
+	}
+	s.Annotations[agents.AnnotationPodName] = "its-pod"
+	if name := pool.Adopt(s, nil).Annotations[agents.AnnotationPodName]; name != "its-pod" {
+		t.Errorf("the Pod of another name is said to be %q", name)
+	}
 }
 
 func TestFits(t *testing.T) {

@@ -146,7 +146,7 @@ func createError(err error, o client.Object) error {
 
 // CheckPod returns ErrNotOwned if a Pod of the sandbox's name is not the sandbox's. It reads the API server.
 func (p *Placer) CheckPod(ctx context.Context, s *agents.Sandbox) error {
-	err := p.checkOwned(ctx, s, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: PodName(s)}})
+	err := p.checkOwned(ctx, s, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: sandbox.PodName(s)}})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
