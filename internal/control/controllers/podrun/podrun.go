@@ -161,10 +161,7 @@ func (r *Runner) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspe
 		return sandbox.Observed{}, err
 	}
 	if len(pods) == 0 {
-		if err := r.cfg.Placer.PlaceSuspended(ctx, s, !sandbox.Suspended(s) && !sandbox.HasRun(s)); err != nil {
-			return r.observed(s, pods), err
-		}
-		return r.state(ctx, s, pods)
+		return r.placeSuspended(ctx, s)
 	}
 	if s.Spec.Barchan != nil && mode != agents.SuspendDelete {
 		return r.observed(s, pods), refused("suspend", fmt.Sprintf("a Pod cannot keep its memory or its root file system; set it to %s, which keeps volumes", agents.SuspendDelete))
@@ -173,6 +170,20 @@ func (r *Runner) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspe
 		return r.observed(s, pods), err
 	}
 	return r.state(ctx, s, pods)
+}
+
+// placeSuspended makes what a sandbox without a Pod lacks. A sandbox that has run has its claims, and one that is suspended too. So it is
+// not called suspended before it has them.
+func (r *Runner) placeSuspended(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, error) {
+	err := r.cfg.Placer.PlaceSuspended(ctx, s, !sandbox.Suspended(s) && !sandbox.HasRun(s))
+	if err == nil {
+		return r.state(ctx, s, nil)
+	}
+	seen := r.observed(s, nil)
+	if !sandbox.Suspended(s) {
+		seen.State, seen.Reason, seen.Message = sandbox.ContainerPending, sandbox.ReasonSuspendFailed, errs.Text(err)
+	}
+	return seen, err
 }
 
 // Resume is not called: a suspended sandbox has no container that could be resumed, so it is started again.

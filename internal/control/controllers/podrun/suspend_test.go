@@ -2,6 +2,7 @@ package podrun
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,6 +38,7 @@ type suspending struct {
 	*Runner
 	*single
 	requests []string
+	fail     error // of each create
 }
 
 func newSuspending(t *testing.T) *suspending {
@@ -55,6 +57,9 @@ func newSuspending(t *testing.T) *suspending {
 	counted := interceptor.NewClient(stored, interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
 			x.requests = append(x.requests, fmt.Sprintf("create %T", o))
+			if x.fail != nil {
+				return x.fail
+			}
 			return c.Create(ctx, o, opts...)
 		},
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
@@ -94,6 +99,18 @@ func TestSuspendedWithoutPod(t *testing.T) {
 	if _, err := x.Suspend(t.Context(), sandbox.Ref{Namespace: "a", Name: "s", UID: "u"}, agents.SuspendMemory); err == nil {
 		t.Error("a Pod with memory was deleted")
 	}
+}
+
+// TestSuspendedWithoutVolumes: a sandbox whose claims cannot be created is not suspended yet, so that they are tried again.
+func TestSuspendedWithoutVolumes(t *testing.T) {
+	x := newSuspending(t)
+	x.fail = errors.New("over quota")
+	seen, err := x.Suspend(t.Context(), sandbox.Ref{Namespace: "a", Name: "s", UID: "u"}, "")
+	if !errors.Is(err, x.fail) || seen.State != sandbox.ContainerPending || seen.Reason != sandbox.ReasonSuspendFailed {
+		t.Errorf("%+v, %v", seen, err)
+	}
+	x.fail = nil
+	x.suspend(t, "create *v1.Service", "create *v1.PersistentVolumeClaim", "get *v1.Pod")
 }
 
 // TestSuspendedAfterRun: a sandbox that has run has its claims, and no request is sent for them.
