@@ -52,12 +52,16 @@ func TestAdopt(t *testing.T) {
 	if got.Annotations[pool.AnnotationClaimedAt] == "" || len(pool.Adopt(s, nil).OwnerReferences) != 0 {
 		t.Error("the creation time is missing, or the pool still owns it")
 	}
-	if name := got.Annotations[agents.AnnotationPodName]; name != "p-1" {
-		t.Errorf("the Pod is said to be %q", name)
-	}
-	s.Annotations[agents.AnnotationPodName] = "its-pod"
-	if name := pool.Adopt(s, nil).Annotations[agents.AnnotationPodName]; name != "its-pod" {
-		t.Errorf("the Pod of another name is said to be %q", name)
+}
+
+// TestAdoptedPod: a claimed member has the name of its Pod, also of one with a name of its own.
+func TestAdoptedPod(t *testing.T) {
+	s, _ := member(t)
+	for _, want := range []string{"p-1", "its-pod"} {
+		if name := pool.Adopt(s, nil).Annotations[agents.AnnotationPodName]; name != want {
+			t.Errorf("the Pod is said to be %q, want %q", name, want)
+		}
+		s.Annotations[agents.AnnotationPodName] = "its-pod"
 	}
 }
 

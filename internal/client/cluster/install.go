@@ -249,7 +249,7 @@ func (c *Cluster) checkOwners(ctx context.Context, objects []*unstructured.Unstr
 func (c *Cluster) upstream(ctx context.Context) (*appsv1.Deployment, error) {
 	d, err := c.kube.AppsV1().Deployments(upstreamNamespace).Get(ctx, upstreamDeployment, metav1.GetOptions{})
 	if err == nil && d.Labels[partOf] == partOfUs {
-		return nil, fmt.Errorf("Deployment %s/%s is Barchan's: %w", upstreamNamespace, upstreamDeployment, errs.ErrNotFound)
+		return nil, fmt.Errorf("controller %s/%s is Barchan's: %w", upstreamNamespace, upstreamDeployment, errs.ErrNotFound)
 	}
 	return d, kubeobjects.Error(err)
 }
