@@ -2,6 +2,7 @@
 
 // Tighten adds to CRDs our rules for a pod spec that a marker cannot express, because the
 // type is not ours: that there is a container, and that names of containers are DNS labels.
+// It removes the rules for the names of a claim's volumes, whose faults the claim's conditions tell.
 // It removes the descriptions of Kubernetes' own types, which are most of the text: `kubectl explain pod.spec`
 // has them, and an API server keeps each CRD several times in memory.
 //
@@ -34,6 +35,10 @@ func tighten(path string) error {
 		return err
 	}
 	walk(crd)
+	if at(crd, "spec", "names")["kind"] == "SandboxClaim" {
+		versions := at(crd, "spec")["versions"].([]any)
+		loosenVolumes(at(versions[0].(map[string]any), "schema", "openAPIV3Schema", "properties", "spec", "properties", "volumeClaimTemplates", "items"))
+	}
 	if text, err = yaml.Marshal(crd); err != nil {
 		return err
 	}
@@ -88,6 +93,16 @@ func tightenContainers(containers map[string]any) {
 	name := at(containers, "items", "properties", "name")
 	name["maxLength"] = 63
 	name["pattern"] = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+}
+
+// loosenVolumes allows volumes without a name, and all names.
+func loosenVolumes(volume map[string]any) {
+	metadata := at(volume, "properties", "metadata")
+	name := at(metadata, "properties", "name")
+	delete(name, "maxLength")
+	delete(name, "pattern")
+	delete(metadata, "required")
+	volume["required"] = []any{"spec"}
 }
 
 // at follows keys; what is not there ends the program, for then the schema has changed.

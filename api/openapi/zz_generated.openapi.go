@@ -2265,7 +2265,8 @@ func schema_barchan_api_extensions_v1beta1_SandboxClaimSpec(ref common.Reference
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Type: []string{"array"},
+							Description: "VolumeClaimTemplates are added to those of the template. Faults of their names are in the condition Ready, as upstream.",
+							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{

@@ -358,7 +358,7 @@ func TestRoutesPhaseWaitsForEveryObserver(t *testing.T) {
 		if _, ok := d.routes.Lookup(sandbox.IDOf(owned.UID)); !ok || d.routes.Len() != 1 {
 			t.Errorf("%d routes, want one of the owned sandbox", d.routes.Len())
 		}
-		if n := d.picker.Ready("pool", ""); n != 1 {
+		if n := d.picker.Ready("pool", types.NamespacedName{}, ""); n != 1 {
 			t.Errorf("the picker has %d ready members, want 1", n)
 		}
 		if running, _ := d.quotas.Used("default"); running.Sandboxes != 1 {

@@ -202,6 +202,13 @@ func (p *podTest) update(s *agents.Sandbox, change func(*agents.Sandbox)) {
 	})
 }
 
+func withVolume(s *agents.Sandbox) {
+	claim := agents.PersistentVolumeClaimTemplate{}
+	claim.Name, claim.Spec.AccessModes = "data", []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	s.Spec.VolumeClaimTemplates = []agents.PersistentVolumeClaimTemplate{claim}
+}
+
 func withService(s *agents.Sandbox) { s.Spec.Service = new(true) }
 
 func TestPodOfASandbox(t *testing.T) {
@@ -384,6 +391,39 @@ func TestPodSuspendedAndResumed(t *testing.T) {
 	}
 }
 
+// TestPodSuspendedFromTheStart: such a sandbox has its volumes and its Service, which it keeps when it runs.
+func TestPodSuspendedFromTheStart(t *testing.T) {
+	p := startPods(t)
+	s := p.sandbox("box", withService, withVolume, func(s *agents.Sandbox) {
+		s.Spec.OperatingMode = agents.ModeSuspended
+		s.Spec.Barchan = &agents.BarchanSpec{} // memory that there is not
+	})
+	now := p.await(s, agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, "Sandbox is suspended")
+	if now.Status.Service != "box" {
+		t.Errorf("status %+v", now.Status)
+	}
+	volume := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: "data-box"}}
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: "box"}}
+	p.checkOwned(s, volume)
+	p.checkOwned(s, service)
+	if err := p.Get(t.Context(), client.ObjectKeyFromObject(s), &corev1.Pod{}); !apierrors.IsNotFound(err) {
+		t.Errorf("its Pod: %v", err)
+	}
+	before := service.UID
+	if err := p.Delete(t.Context(), service); err != nil {
+		t.Fatal(err)
+	}
+	eventually.True(t, "the Service again", func() bool {
+		return p.Get(t.Context(), client.ObjectKeyFromObject(service), service) == nil && service.UID != before
+	})
+	p.update(s, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeRunning })
+	p.run(p.pod(s), "127.0.0.9")
+	p.ready(s, "Pod is Ready; Service Exists")
+	if kept := volume.UID; p.Get(t.Context(), client.ObjectKeyFromObject(volume), volume) != nil || volume.UID != kept {
+		t.Errorf("another volume: %+v", volume)
+	}
+}
+
 func TestPodOfSomebodyElse(t *testing.T) {
 	p := startPods(t)
 	for name, mode := range map[string]agents.OperatingMode{"running": agents.ModeRunning, "suspended": agents.ModeSuspended} {
@@ -494,12 +534,14 @@ func TestPodTroubles(t *testing.T) {
 		st.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available"}}
 	})
 	p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, "Unschedulable: 0/1 nodes are available")
+	p.await(s, agents.ConditionPodScheduled, metav1.ConditionFalse, corev1.PodReasonUnschedulable, "0/1 nodes are available")
 	waiting := func(st *corev1.PodStatus) {
 		st.Phase = corev1.PodPending
 		st.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"}}
 	}
 	p.run(pod, "127.0.0.9", waiting)
 	p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, "container main: ImagePullBackOff: no such image")
+	p.await(s, agents.ConditionPodScheduled, metav1.ConditionTrue, "Scheduled", "")
 	p.mu.Lock()
 	p.deaf = true
 	p.mu.Unlock()
@@ -532,6 +574,7 @@ func TestPodOfAnExpiredSandbox(t *testing.T) {
 	p.ready(s, "Pod is Ready")
 	p.update(s, func(s *agents.Sandbox) { s.Spec.ShutdownTime = new(metav1.NewTime(time.Now().Add(-time.Second))) })
 	now := p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxExpired, "Sandbox has expired")
+	p.await(s, agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "")
 	p.end(pod)
 	eventually.True(t, "the Service is gone", func() bool {
 		return apierrors.IsNotFound(p.Get(t.Context(), client.ObjectKeyFromObject(s), &corev1.Service{}))
@@ -572,12 +615,7 @@ func TestPodService(t *testing.T) {
 // TestPodVolumeAgain: a volume that a client has deleted is made again for the next Pod.
 func TestPodVolumeAgain(t *testing.T) {
 	p := startPods(t)
-	s := p.sandbox("box", func(s *agents.Sandbox) {
-		claim := agents.PersistentVolumeClaimTemplate{}
-		claim.Name, claim.Spec.AccessModes = "data", []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
-		claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
-		s.Spec.VolumeClaimTemplates = []agents.PersistentVolumeClaimTemplate{claim}
-	})
+	s := p.sandbox("box", withVolume)
 	pod := p.pod(s)
 	p.run(pod, "127.0.0.9")
 	p.ready(s, "Pod is Ready")

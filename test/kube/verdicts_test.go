@@ -262,12 +262,12 @@ func claimVerdicts() []verdict {
 		{kind: "SandboxClaim", name: "time to live", object: "spec: {lifecycle: {ttlSecondsAfterFinished: -1}}", field: "spec.lifecycle.ttlSecondsAfterFinished"},
 		{kind: "SandboxClaim", name: "variable without a name", object: "spec: {env: [{name: A}, {value: v}]}", field: "spec.env[1].name"},
 		{kind: "SandboxClaim", name: "variable's empty name", object: "spec: {env: [{name: ''}]}", field: "spec.env[0].name"},
-		{kind: "SandboxClaim", name: "volume without a name", object: "spec: {volumeClaimTemplates: [{spec: {}}]}", field: "spec.volumeClaimTemplates[0].metadata.name", real: "spec.volumeClaimTemplates[0].metadata"},
-		{kind: "SandboxClaim", name: "volume's name", object: "spec: {volumeClaimTemplates: [{metadata: {name: A_b}, spec: {}}]}", field: "spec.volumeClaimTemplates[0].metadata.name"},
-		{
-			kind: "SandboxClaim", name: "volumes of one name", object: "spec: {volumeClaimTemplates: [{metadata: {name: a}, spec: {}}, {metadata: {name: a}, spec: {}}]}",
-			field: "spec.volumeClaimTemplates[1].metadata.name", real: "spec.volumeClaimTemplates",
-		},
+		{kind: "SandboxClaim", name: "volume without a name", object: "spec: {volumeClaimTemplates: [{spec: {}}]}"},
+		{kind: "SandboxClaim", name: "volume's empty name", object: "spec: {volumeClaimTemplates: [{metadata: {name: ''}, spec: {}}]}"},
+		{kind: "SandboxClaim", name: "volume's name", object: "spec: {volumeClaimTemplates: [{metadata: {name: A_b}, spec: {}}]}"},
+		{kind: "SandboxClaim", name: "volume's long name", object: "spec: {volumeClaimTemplates: [{metadata: {name: " + strings.Repeat("a", 64) + "}, spec: {}}]}"},
+		{kind: "SandboxClaim", name: "volumes of one name", object: "spec: {volumeClaimTemplates: [{metadata: {name: a}, spec: {}}, {metadata: {name: a}, spec: {}}]}"},
+		{kind: "SandboxClaim", name: "too many volumes", object: "spec: {volumeClaimTemplates: [" + repeat(33, "{metadata: {name: v%}, spec: {}}") + "]}", field: "spec.volumeClaimTemplates"},
 	}
 }
 

@@ -81,7 +81,7 @@ type SandboxBlueprint struct {
 
 // SandboxSpec is the desired state of a sandbox.
 // +kubebuilder:validation:XValidation:rule="(has(self.barchan) && has(self.barchan.restore)) == (has(oldSelf.barchan) && has(oldSelf.barchan.restore)) && (!has(self.barchan) || !has(self.barchan.restore) || self.barchan.restore == oldSelf.barchan.restore)",message="is immutable",fieldPath=".barchan"
-// +kubebuilder:validation:XValidation:rule="(has(self.volumeClaimTemplates) ? self.volumeClaimTemplates.size() : 0) == (has(oldSelf.volumeClaimTemplates) ? oldSelf.volumeClaimTemplates.size() : 0) && (!has(self.volumeClaimTemplates) || !has(oldSelf.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)",message="is immutable",fieldPath=".volumeClaimTemplates"
+// +kubebuilder:validation:XValidation:rule="(has(self.volumeClaimTemplates) ? self.volumeClaimTemplates.size() : 0) == (has(oldSelf.volumeClaimTemplates) ? oldSelf.volumeClaimTemplates.size() : 0) && (!has(self.volumeClaimTemplates) || !has(oldSelf.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)",message="volumeClaimTemplates is immutable",fieldPath=".volumeClaimTemplates"
 type SandboxSpec struct {
 	SandboxBlueprint `json:",inline"`
 	// ShutdownTime is when the sandbox ends. Unset: never.

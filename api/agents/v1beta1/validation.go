@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// maxVolumes is how many volumes a sandbox may have.
-	maxVolumes = 32
+	// MaxVolumes is how many volumes a sandbox may have.
+	MaxVolumes = 32
 	// maxEgressEntries is how long a list of an egress policy may be.
 	maxEgressEntries = 1000
 	// maxWarmUpWords is how long a warm-up's command may be, maxWarmUpSeconds how long it may run.
@@ -32,7 +32,7 @@ func Validate(s, old *Sandbox) field.ErrorList {
 		errs = append(errs, field.Forbidden(spec.Child("barchan", "restore"), "is immutable"))
 	}
 	if old != nil && !apiequality.Semantic.DeepEqual(s.Spec.VolumeClaimTemplates, old.Spec.VolumeClaimTemplates) {
-		errs = append(errs, field.Forbidden(spec.Child("volumeClaimTemplates"), "is immutable"))
+		errs = append(errs, field.Forbidden(spec.Child("volumeClaimTemplates"), "volumeClaimTemplates is immutable"))
 	}
 	return errs
 }
@@ -67,10 +67,10 @@ func ValidateBlueprint(b *SandboxBlueprint, path *field.Path) (errs field.ErrorL
 	return errs
 }
 
-// ValidateVolumeClaims checks the volumes of a sandbox, or those that a claim brings.
+// ValidateVolumeClaims checks the volumes of a sandbox.
 func ValidateVolumeClaims(claims []PersistentVolumeClaimTemplate, path *field.Path) (errs field.ErrorList) {
-	if len(claims) > maxVolumes {
-		return field.ErrorList{field.TooMany(path, len(claims), maxVolumes)}
+	if len(claims) > MaxVolumes {
+		return field.ErrorList{field.TooMany(path, len(claims), MaxVolumes)}
 	}
 	seen := map[string]bool{}
 	for i := range claims {

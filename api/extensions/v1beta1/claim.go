@@ -60,10 +60,10 @@ type SandboxClaimSpec struct {
 	// +optional
 	// +listType=atomic
 	Env []EnvVar `json:"env,omitempty"`
+	// VolumeClaimTemplates are added to those of the template. Faults of their names are in the condition Ready, as upstream.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
-	// +kubebuilder:validation:XValidation:rule="self.all(a, self.exists_one(b, a.metadata.name == b.metadata.name))",message="no two volumes may have one name"
 	VolumeClaimTemplates []agents.PersistentVolumeClaimTemplate `json:"volumeClaimTemplates,omitempty"`
 }
 

@@ -148,7 +148,7 @@ func between(path *field.Path, value, low, high int32) field.ErrorList {
 	return nil
 }
 
-// ValidateClaim checks a claim after defaulting.
+// ValidateClaim checks a claim after defaulting. The names of its volumes are left to the claim's controller.
 func ValidateClaim(c *SandboxClaim) (errs field.ErrorList) {
 	spec := field.NewPath("spec")
 	if c.Spec.WarmPoolRef.Name == "" {
@@ -166,7 +166,10 @@ func ValidateClaim(c *SandboxClaim) (errs field.ErrorList) {
 			errs = append(errs, field.Required(spec.Child("env").Index(i).Child("name"), ""))
 		}
 	}
-	return append(errs, agents.ValidateVolumeClaims(c.Spec.VolumeClaimTemplates, spec.Child("volumeClaimTemplates"))...)
+	if n := len(c.Spec.VolumeClaimTemplates); n > agents.MaxVolumes {
+		errs = append(errs, field.TooMany(spec.Child("volumeClaimTemplates"), n, agents.MaxVolumes))
+	}
+	return errs
 }
 
 func validateInjection(path *field.Path, p InjectionPolicy) field.ErrorList {

@@ -109,10 +109,25 @@ func OriginOf(s *agents.Sandbox) types.UID { return types.UID(s.Labels[LabelOrig
 // RevisionOf returns the template revision of a sandbox; empty without a template.
 func RevisionOf(s *agents.Sandbox) string { return s.Labels[agents.LabelTemplateHash] }
 
-// Fits reports whether a claim may get a sandbox, as far as its template is concerned: it has the
+// TemplateKey returns the name of the template of a sandbox, or of a checkpoint of a warm-up; empty without one.
+func TemplateKey(o metav1.Object) types.NamespacedName {
+	notes := o.GetAnnotations()
+	return types.NamespacedName{Namespace: notes[AnnotationTemplateNamespace], Name: notes[agents.AnnotationTemplateRef]}
+}
+
+// RevisionFor returns the revision of a sandbox of this template; empty for a sandbox of another one, which is not the template's
+// even if its content is the same.
+func RevisionFor(s *agents.Sandbox, template types.NamespacedName) string {
+	if TemplateKey(s) != template {
+		return ""
+	}
+	return RevisionOf(s)
+}
+
+// Fits reports whether a claim may get a sandbox, as far as its template is concerned: it is of the template, has the
 // revision, which must be the template's current one, and is not ending or ended.
-func Fits(s *agents.Sandbox, revision string) bool {
-	return revision != "" && RevisionOf(s) == revision && !sandbox.DeadForGood(s)
+func Fits(s *agents.Sandbox, template types.NamespacedName, revision string) bool {
+	return revision != "" && RevisionFor(s, template) == revision && !sandbox.DeadForGood(s)
 }
 
 // Spare reports whether a sandbox is an unclaimed member of a pool that can be claimed now.
@@ -121,8 +136,8 @@ func Spare(s *agents.Sandbox) bool {
 }
 
 // Adopt turns a copy of a member into the sandbox of a claim: nothing of the pool but its origin
-// stays. owner, if any, controls it from now on. The caller writes it on the condition that it has not
-// changed since it was read.
+// stays. An annotation has the name of its Pod, as upstream's does. owner, if any, controls it from now on. The caller writes it on the
+// condition that it has not changed since it was read.
 func Adopt(member *agents.Sandbox, owner *metav1.OwnerReference) *agents.Sandbox {
 	s := member.DeepCopy()
 	s.Labels[LabelOrigin] = string(MemberOf(member))
@@ -132,6 +147,7 @@ func Adopt(member *agents.Sandbox, owner *metav1.OwnerReference) *agents.Sandbox
 		s.Annotations = map[string]string{}
 	}
 	s.Annotations[AnnotationClaimedAt] = barchan.ExactNow()
+	s.Annotations[agents.AnnotationPodName] = sandbox.PodName(member)
 	s.OwnerReferences = nil
 	if owner != nil {
 		s.OwnerReferences = []metav1.OwnerReference{*owner}

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
@@ -23,10 +24,14 @@ func member(t *testing.T) (*agents.Sandbox, *extensions.SandboxTemplate) {
 	return s, of
 }
 
+func keyOf(of *extensions.SandboxTemplate) types.NamespacedName {
+	return types.NamespacedName{Namespace: of.Namespace, Name: of.Name}
+}
+
 func TestAdopt(t *testing.T) {
 	s, of := member(t)
 	before := s.DeepCopy()
-	if !pool.Spare(s) || !pool.Fits(s, revision(t, of)) {
+	if !pool.Spare(s) || !pool.Fits(s, keyOf(of), revision(t, of)) {
 		t.Fatal("a ready member is not to be had")
 	}
 	failed := s.DeepCopy()
@@ -38,7 +43,7 @@ func TestAdopt(t *testing.T) {
 	if diff := cmp.Diff(before, s); diff != "" {
 		t.Errorf("the member was changed: %s", diff)
 	}
-	if pool.Spare(got) || pool.MemberOf(got) != "" || pool.OriginOf(got) != "pool" || !pool.Fits(got, revision(t, of)) {
+	if pool.Spare(got) || pool.MemberOf(got) != "" || pool.OriginOf(got) != "pool" || !pool.Fits(got, keyOf(of), revision(t, of)) {
 		t.Errorf("adopted: labels %v", got.Labels)
 	}
 	if len(got.OwnerReferences) != 1 || got.OwnerReferences[0].UID != "claim" || got.Labels[agents.LabelClaimUID] != "claim" {
@@ -49,23 +54,36 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
+// TestAdoptedPod: a claimed member has the name of its Pod, also of one with a name of its own.
+func TestAdoptedPod(t *testing.T) {
+	s, _ := member(t)
+	for _, want := range []string{"p-1", "its-pod"} {
+		if name := pool.Adopt(s, nil).Annotations[agents.AnnotationPodName]; name != want {
+			t.Errorf("the Pod is said to be %q, want %q", name, want)
+		}
+		s.Annotations[agents.AnnotationPodName] = "its-pod"
+	}
+}
+
 func TestFits(t *testing.T) {
 	now := metav1.Now()
 	for name, spoil := range map[string]func(*agents.Sandbox){
-		"stale":       func(s *agents.Sandbox) { s.Labels[agents.LabelTemplateHash] = "other" },
-		"no revision": func(s *agents.Sandbox) { delete(s.Labels, agents.LabelTemplateHash) },
-		"terminating": func(s *agents.Sandbox) { s.DeletionTimestamp = &now },
+		"stale":           func(s *agents.Sandbox) { s.Labels[agents.LabelTemplateHash] = "other" },
+		"no revision":     func(s *agents.Sandbox) { delete(s.Labels, agents.LabelTemplateHash) },
+		"other template":  func(s *agents.Sandbox) { s.Annotations[agents.AnnotationTemplateRef] = "other" },
+		"other namespace": func(s *agents.Sandbox) { s.Annotations[pool.AnnotationTemplateNamespace] = "other" },
+		"terminating":     func(s *agents.Sandbox) { s.DeletionTimestamp = &now },
 		"finished": func(s *agents.Sandbox) {
 			s.Status.Conditions = append(s.Status.Conditions, metav1.Condition{Type: agents.ConditionFinished, Status: "True"})
 		},
 	} {
 		s, of := member(t)
 		spoil(s)
-		if pool.Fits(s, revision(t, of)) {
+		if pool.Fits(s, keyOf(of), revision(t, of)) {
 			t.Errorf("%s: fits", name)
 		}
 	}
-	if s, _ := member(t); pool.Fits(s, "") {
+	if s, of := member(t); pool.Fits(s, keyOf(of), "") {
 		t.Error("fits no revision at all")
 	}
 }

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"fmt"
 	"hash/fnv"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
 // LabelID selects what a sandbox has in a cluster: its Pods, claims and Service. Its value is the sandbox's ID, which no
@@ -22,4 +24,12 @@ func NameHash(name string) string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(name)) // never fails
 	return fmt.Sprintf("%08x", h.Sum32())
+}
+
+// PodName returns the name of a sandbox's Pod.
+func PodName(s *agents.Sandbox) string {
+	if name := s.Annotations[agents.AnnotationPodName]; name != "" {
+		return name
+	}
+	return s.Name
 }

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -52,6 +53,8 @@ type Observed struct {
 	// Reason is that of the condition Ready, or of a sandbox that is to be suspended, Suspended, while State is
 	// pending. Empty: DependenciesNotReady, NotSuspended.
 	Reason string
+	// PodScheduled is that condition of a Pod; nil without one.
+	PodScheduled *corev1.PodCondition
 	// Service and ServiceFQDN name the Service of a sandbox in a cluster.
 	Service, ServiceFQDN string
 }

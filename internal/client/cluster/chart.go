@@ -34,6 +34,9 @@ const (
 	managedBy   = "app.kubernetes.io/managed-by"
 	managedByUs = "barchan"
 	helmHook    = "helm.sh/hook"
+	// partOf is the label of all objects of the chart, whoever has installed them.
+	partOf   = "app.kubernetes.io/part-of"
+	partOfUs = "barchan"
 )
 
 // Values are those of the chart; values.yaml in it describes them.

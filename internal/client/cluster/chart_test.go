@@ -9,11 +9,15 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/yaml"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 )
 
 var release = Release{Namespace: "sandboxes", Version: "v1.2.3"}
@@ -130,6 +134,44 @@ func TestRenderSwitches(t *testing.T) {
 	scaled := deployment(t, render(t, Values{"replica": Values{"autoscaling": Values{"enabled": true}}}), "barchan-replica")
 	if scaled.Spec.Replicas != nil {
 		t.Error("a number of replicas beside the autoscaler's")
+	}
+}
+
+// TestRenderControllerName: the value names the Deployment, and nothing else changes.
+func TestRenderControllerName(t *testing.T) {
+	const name = "agent-sandbox-controller"
+	secret := Values{"tokenSecret": "mine"} // without, each rendering makes another
+	usual, list := render(t, secret), render(t, Merge(secret, Values{"controller": Values{"name": name}}))
+	want, got := deployment(t, usual, "barchan-controller"), deployment(t, list, name)
+	if got.Name, want.Name = "", ""; !equality.Semantic.DeepEqual(got, want) {
+		t.Errorf("the Deployment is %+v, want %+v", got, want)
+	}
+	for i, u := range usual {
+		if u.GetKind() != kindDeployment && !equality.Semantic.DeepEqual(u, list[i]) {
+			t.Errorf("%s %s changed", u.GetKind(), u.GetName())
+		}
+	}
+	deployment(t, list, "barchan-replica")
+}
+
+// TestUpstreamController: ours is not taken for agent-sandbox's where it has its name.
+func TestUpstreamController(t *testing.T) {
+	list, err := Render(Release{Namespace: upstreamNamespace, Version: "v1"}, Merge(images(), Values{"controller": Values{"name": upstreamDeployment}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours := deployment(t, list, upstreamDeployment)
+	theirs := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: upstreamNamespace, Name: upstreamDeployment}}
+	for d, want := range map[*appsv1.Deployment]bool{ours: false, theirs: true} {
+		d.Status.Replicas = 1
+		c := &Cluster{kube: fake.NewClientset(d)}
+		got, err := c.upstream(t.Context())
+		if (err == nil) != want || !want && !errors.Is(err, errs.ErrNotFound) {
+			t.Errorf("upstream is %v, %v, want one: %v", got, err, want)
+		}
+		if check := c.checkUpstream(t.Context()); (check.State == adminclient.CheckOK) == want {
+			t.Errorf("check %+v, upstream's runs: %v", check, want)
+		}
 	}
 }
 

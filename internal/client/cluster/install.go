@@ -245,8 +245,12 @@ func (c *Cluster) checkOwners(ctx context.Context, objects []*unstructured.Unstr
 	return versions, err
 }
 
+// upstream returns agent-sandbox's controller; an errs.ErrNotFound without one. The value controller.name may give ours its name.
 func (c *Cluster) upstream(ctx context.Context) (*appsv1.Deployment, error) {
 	d, err := c.kube.AppsV1().Deployments(upstreamNamespace).Get(ctx, upstreamDeployment, metav1.GetOptions{})
+	if err == nil && d.Labels[partOf] == partOfUs {
+		return nil, fmt.Errorf("controller %s/%s is Barchan's: %w", upstreamNamespace, upstreamDeployment, errs.ErrNotFound)
+	}
 	return d, kubeobjects.Error(err)
 }
 

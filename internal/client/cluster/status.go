@@ -234,7 +234,7 @@ func (c *Cluster) checkLeader(ctx context.Context) adminclient.Check {
 	case err != nil:
 		return failed(name, err.Error(), "")
 	case leader == "":
-		return failed(name, "no controller works", fmt.Sprintf("see `kubectl logs -n %s deployment/barchan-controller`", c.cfg.Namespace))
+		return failed(name, "no controller works", fmt.Sprintf("see `kubectl logs -n %s -l app.kubernetes.io/name=barchan-controller`", c.cfg.Namespace))
 	}
 	return ok(name, leader)
 }

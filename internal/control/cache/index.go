@@ -97,7 +97,7 @@ func warmUpOf(c *barchan.Checkpoint) string {
 	if c.Labels[barchan.LabelPurpose] != barchan.PurposeWarm {
 		return ""
 	}
-	return types.NamespacedName{Namespace: c.Annotations[pool.AnnotationTemplateNamespace], Name: c.Annotations[agents.AnnotationTemplateRef]}.String()
+	return pool.TemplateKey(c).String()
 }
 
 func owner(o metav1.Object) types.UID {

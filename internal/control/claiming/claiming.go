@@ -184,7 +184,7 @@ func (x *Claim) TakeWarm(ctx context.Context, warmPool types.UID) (*agents.Sandb
 	if err := x.refresh(ctx); err != nil {
 		return nil, timely(ctx, err)
 	}
-	pick := x.c.cfg.Picker.Begin(warmPool)
+	pick := x.c.cfg.Picker.Begin(warmPool, x.key)
 	for {
 		if !x.owner.Warm() {
 			return nil, picker.ErrNone

@@ -32,6 +32,8 @@ const (
 	warmPool  types.UID = "pool"
 )
 
+var template = types.NamespacedName{Namespace: namespace, Name: "t"}
+
 // fakeAPI is an API server with one template and one pool, its own cache, and the owner of a claim.
 type fakeAPI struct {
 	mu       sync.Mutex
@@ -72,7 +74,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 }
 
 func (w *fakeAPI) begin() *Claim {
-	return w.Begin(namespace, types.NamespacedName{Namespace: namespace, Name: "t"}, w)
+	return w.Begin(namespace, template, w)
 }
 
 func (w *fakeAPI) CurrentTemplate(context.Context, types.NamespacedName) (*extensions.SandboxTemplate, string, error) {
@@ -154,7 +156,7 @@ func (w *fakeAPI) member(name, revision string, ready bool) *agents.Sandbox {
 	w.mu.Unlock()
 	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(name), ResourceVersion: version, Labels: map[string]string{
 		agents.LabelWarmPoolSandbox: string(warmPool), agents.LabelTemplateHash: revision, agents.LabelLaunchType: agents.LaunchWarm,
-	}}}
+	}, Annotations: map[string]string{agents.AnnotationTemplateRef: template.Name, pool.AnnotationTemplateNamespace: template.Namespace}}}
 	if ready {
 		s.Status.PodIPs = []string{"10.0.0.1"}
 		s.Status.Conditions = []metav1.Condition{{Type: agents.ConditionReady, Status: metav1.ConditionTrue}}
@@ -223,7 +225,7 @@ func TestTemplateIsReadAfterAWait(t *testing.T) {
 				if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) || (tt.name != "" && (s == nil || s.Name != tt.name)) {
 					t.Fatalf("TakeWarm = %v, %v; want %s, %v", s, err, tt.name, tt.want)
 				}
-				if n := w.picker.Ready(warmPool, "r1"); (n == 1) != (tt.name != "m1") {
+				if n := w.picker.Ready(warmPool, template, "r1"); (n == 1) != (tt.name != "m1") {
 					t.Errorf("%d members of r1 are ready", n)
 				}
 			})
@@ -296,7 +298,7 @@ func TestOwnersRefusal(t *testing.T) {
 			t.Errorf("%s = %v, want the owner's error", name, err)
 		}
 	}
-	if use, _ := w.quotas.Used(namespace); use.Sandboxes != 0 || w.picker.Ready(warmPool, "r1") != 1 {
+	if use, _ := w.quotas.Used(namespace); use.Sandboxes != 0 || w.picker.Ready(warmPool, template, "r1") != 1 {
 		t.Error("a refused claim holds quota or a member")
 	}
 }

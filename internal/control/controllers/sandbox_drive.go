@@ -45,9 +45,10 @@ func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandb
 		}
 	}
 	switch {
-	case todo == start, todo == still && seen.State == sandbox.ContainerRunning && r.Node == "":
-		// In a cluster a running sandbox too may lack what it has beside its Pod.
+	case todo == start:
 		seen, err = r.Runner.Ensure(ctx, s)
+	case todo == still && r.Node == "":
+		seen, err = r.complete(ctx, s, seen)
 	case todo == suspend:
 		seen, err = r.Runner.Suspend(ctx, ref, suspendMode(s))
 	case todo == resume && r.refused.has(s):
@@ -58,6 +59,18 @@ func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandb
 		seen, err = r.Runner.Resume(ctx, ref, resumesFromFiles(s))
 	}
 	return seen, todo, err
+}
+
+// complete makes what a sandbox of a cluster lacks beside its Pod.
+func (r *sandboxReconciler) complete(ctx context.Context, s *agents.Sandbox, seen sandbox.Observed) (sandbox.Observed, error) {
+	switch seen.State {
+	case sandbox.ContainerRunning:
+		return r.Runner.Ensure(ctx, s)
+	case sandbox.ContainerAbsent: // it is suspended, perhaps from the start
+		return r.Runner.Suspend(ctx, refOf(s), suspendMode(s))
+	case sandbox.ContainerPending, sandbox.ContainerPaused, sandbox.ContainerExited:
+	}
+	return seen, nil
 }
 
 // confirm compares the cached spec with the API server's before memory or files are discarded. A difference

@@ -114,6 +114,21 @@ func TestSandboxThatCannotSleep(t *testing.T) {
 }
 
 // The node receives what a sandbox keeps, and what has no address any more shows none.
+// TestSuspendedFromTheStart: in a cluster a sandbox without a Pod is suspended too, so that it has what it has beside the Pod. A node
+// has nothing of it.
+func TestSuspendedFromTheStart(t *testing.T) {
+	for node, want := range map[string]int{"": 1, "n1": 0} {
+		s := newSandbox()
+		s.Spec.OperatingMode = agents.ModeSuspended
+		w := newFixture(t, s)
+		w.r.Node = node
+		s, _, err := w.settle()
+		if err != nil || !sandbox.Suspended(s) || len(w.machine.calls) != want {
+			t.Errorf("node %q: %v, %+v after %v", node, err, s.Status, w.machine.calls)
+		}
+	}
+}
+
 func TestSandboxKeepsWhatItsModeSays(t *testing.T) {
 	w, s := ran(t)
 	w.machine.homeless = map[sandbox.ContainerState]bool{sandbox.ContainerPaused: true}

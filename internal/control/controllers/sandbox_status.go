@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -34,6 +35,9 @@ const (
 	isSuspended  = "Sandbox is suspended"
 	isSuspending = "Sandbox is suspending"
 )
+
+// reasonScheduled is that of the condition PodScheduled.
+const reasonScheduled = "Scheduled"
 
 // statusOf returns the status for the observed state.
 func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
@@ -68,10 +72,11 @@ func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox
 	suspended := s.Spec.OperatingMode == agents.ModeSuspended
 	switch seen.State {
 	case sandbox.ContainerRunning:
-		set(agents.ConditionPodScheduled, metav1.ConditionTrue, "Scheduled", "")
+		set(agents.ConditionPodScheduled, metav1.ConditionTrue, reasonScheduled, "")
 		setReady(set, seen)
 		set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, notSuspended)
 	case sandbox.ContainerPending:
+		mirrorScheduled(set, status, seen.PodScheduled)
 		if suspended {
 			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, isSuspending)
 			set(agents.ConditionSuspended, metav1.ConditionFalse, cmp.Or(seen.Reason, agents.ReasonPodTerminating), seen.Message)
@@ -88,6 +93,9 @@ func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox
 		if suspended {
 			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, isSuspended)
 			set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, cmp.Or(seen.Message, keptOfAbsent(s)))
+			if meta.IsStatusConditionFalse(status.Conditions, agents.ConditionPodScheduled) { // of a Pod that is gone
+				meta.RemoveStatusCondition(&status.Conditions, agents.ConditionPodScheduled)
+			}
 		}
 	case sandbox.ContainerExited:
 		reason := agents.ReasonPodFailed
@@ -96,6 +104,18 @@ func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox
 		}
 		set(agents.ConditionReady, metav1.ConditionFalse, reason, seen.Message)
 		set(agents.ConditionFinished, metav1.ConditionTrue, reason, seen.Message)
+	}
+}
+
+// mirrorScheduled mirrors the condition PodScheduled of a Pod that does not run. True only replaces False, because a Pod that is
+// scheduled at once needs no status of its own for that.
+func mirrorScheduled(set func(kind string, value metav1.ConditionStatus, reason, message string), status *agents.SandboxStatus, c *corev1.PodCondition) {
+	switch {
+	case c == nil:
+	case c.Status == corev1.ConditionFalse:
+		set(agents.ConditionPodScheduled, metav1.ConditionFalse, cmp.Or(c.Reason, corev1.PodReasonUnschedulable), c.Message)
+	case c.Status == corev1.ConditionTrue && meta.IsStatusConditionFalse(status.Conditions, agents.ConditionPodScheduled):
+		set(agents.ConditionPodScheduled, metav1.ConditionTrue, reasonScheduled, "")
 	}
 }
 
@@ -145,10 +165,10 @@ func setFailure(s *agents.Sandbox, status *agents.SandboxStatus, reason, text st
 }
 
 // expiredStatus returns the status of an expired, retained sandbox, as upstream sets it. It keeps the node,
-// which has yet to remove the sandbox, and the conditions of an earlier end.
+// which has yet to remove the sandbox, the conditions of an earlier end, and Suspended.
 func expiredStatus(s *agents.Sandbox) *agents.SandboxStatus {
 	status := &agents.SandboxStatus{NodeName: s.Status.NodeName, Barchan: &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), Phase: string(sandbox.Dead)}}
-	for _, kind := range []string{agents.ConditionReady, agents.ConditionFinished} {
+	for _, kind := range []string{agents.ConditionReady, agents.ConditionSuspended, agents.ConditionFinished} {
 		if old := meta.FindStatusCondition(s.Status.Conditions, kind); old != nil {
 			status.Conditions = append(status.Conditions, *old)
 		}

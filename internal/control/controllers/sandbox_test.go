@@ -307,6 +307,43 @@ func TestSandboxExpiryRetains(t *testing.T) {
 	if err != nil || sandbox.PhaseOf(s) != sandbox.Dead || len(s.Status.PodIPs) != 0 || len(s.Finalizers) != 0 || len(w.machine.states) != 0 {
 		t.Fatalf("retained: %v, phase %s, status %+v, finalizers %v, machine %v", err, sandbox.PhaseOf(s), s.Status, s.Finalizers, w.machine.states)
 	}
+	if c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionSuspended); c == nil || c.Reason != agents.ReasonNotSuspended {
+		t.Errorf("Suspended is %+v", c)
+	}
+}
+
+// TestPodScheduled: the condition of the Pod is mirrored while it is false, and once it is true again.
+func TestPodScheduled(t *testing.T) {
+	s := newSandbox()
+	step := func(state sandbox.ContainerState, pod *corev1.PodCondition) *metav1.Condition {
+		s.Status = *statusOf(s, sandbox.Observed{State: state, PodScheduled: pod})
+		return meta.FindStatusCondition(s.Status.Conditions, agents.ConditionPodScheduled)
+	}
+	yes := &corev1.PodCondition{Status: corev1.ConditionTrue}
+	if got := step(sandbox.ContainerPending, yes); got != nil {
+		t.Errorf("a Pod that is scheduled at once makes a status: %+v", got)
+	}
+	for _, reason := range []string{corev1.PodReasonSchedulingGated, corev1.PodReasonUnschedulable} {
+		got := step(sandbox.ContainerPending, &corev1.PodCondition{Status: corev1.ConditionFalse, Reason: reason, Message: "because"})
+		if got == nil || got.Status != metav1.ConditionFalse || got.Reason != reason || got.Message != "because" {
+			t.Errorf("%s: %+v", reason, got)
+		}
+	}
+	if got := step(sandbox.ContainerPending, nil); got == nil || got.Status != metav1.ConditionFalse {
+		t.Errorf("without a condition of the Pod: %+v", got)
+	}
+	if got := step(sandbox.ContainerPending, yes); got == nil || got.Status != metav1.ConditionTrue {
+		t.Errorf("scheduled later: %+v", got)
+	}
+	s.Status.Conditions = nil
+	if got := step(sandbox.ContainerRunning, nil); got == nil || got.Status != metav1.ConditionTrue {
+		t.Errorf("running: %+v", got)
+	}
+	step(sandbox.ContainerPending, &corev1.PodCondition{Status: corev1.ConditionFalse})
+	s.Spec.OperatingMode = agents.ModeSuspended
+	if got := step(sandbox.ContainerAbsent, nil); got != nil {
+		t.Errorf("of a Pod that is gone: %+v", got)
+	}
 }
 
 func TestSandboxExpiryPauses(t *testing.T) {

@@ -50,7 +50,7 @@ func (w *realAPI) fill(t *testing.T, members int, managers ...*Manager) {
 	for _, m := range managers {
 		await(t, func() bool {
 			pools, err := m.Creates.Cache.PoolsOf(ctx, "", pool.TemplateOf(p))
-			return err == nil && len(pools) == 1 && m.Creates.Picker.Ready(p.UID, revision) == members
+			return err == nil && len(pools) == 1 && m.Creates.Picker.Ready(p.UID, pool.TemplateOf(p), revision) == members
 		})
 	}
 }

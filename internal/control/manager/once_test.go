@@ -222,7 +222,7 @@ func testRetryAcrossACrash(t *testing.T, members, writes int, answered, given, c
 		if same, want := s.UID == made.UID, given || !changed; same != want {
 			t.Fatalf("the same sandbox: %v, want %v", same, want)
 		}
-		if fits := pool.Fits(s, f.revision(t)); !given && !fits {
+		if fits := pool.Fits(s, pool.TemplateKey(s), f.revision(t)); !given && !fits {
 			t.Error("an unclaimed sandbox was returned that is not of the template as it is now")
 		}
 		if got := after.of(s); members > 0 && (len(got) == 0 || got[0].EnvVars["A"] != "1" || got[0].Open) {

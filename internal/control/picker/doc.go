@@ -2,7 +2,7 @@
 // reads an object itself only to find the outcome of a write. It starts no sandbox: a claim that
 // gets [ErrNone] does.
 //
-// For each pool and revision there are queues of ready members, one for each node, and a count
+// For each pool, template and revision there are queues of ready members, one for each node, and a count
 // of the members that are being created. A claim leases the longest-ready member of the node that
 // has most: no other claim of this picker tries that one. Where other processes claim too, each first takes
 // those members that rendezvous hashing gives it. [Lease.Commit] makes it the claim's by one

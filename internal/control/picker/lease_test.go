@@ -28,11 +28,11 @@ func (w *writes) Update(ctx context.Context, obj client.Object, opts ...client.U
 // reserve leases the only ready member.
 func reserve(ctx context.Context, t *testing.T, p *Picker) *Lease {
 	t.Helper()
-	l, err := p.Begin(poolUID).Reserve(ctx, "r")
+	l, err := p.Begin(poolUID, types.NamespacedName{}).Reserve(ctx, "r")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.Ready(poolUID, "r") != 0 {
+	if p.Ready(poolUID, types.NamespacedName{}, "r") != 0 {
 		t.Fatal("a leased member is ready for others")
 	}
 	return l
@@ -63,7 +63,7 @@ func TestLeaseEndsWithoutCommit(t *testing.T) {
 				want := adoptAs("x")(l.Sandbox())
 				end(l, cancel)
 				synctest.Wait()
-				if p.Ready(poolUID, "r") != 1 {
+				if p.Ready(poolUID, types.NamespacedName{}, "r") != 1 {
 					t.Error("the member did not return to its queue")
 				}
 				if l.Sandbox() != nil {
@@ -76,7 +76,7 @@ func TestLeaseEndsWithoutCommit(t *testing.T) {
 				if _, err := l.Commit(ctx, want); !errors.Is(err, kind) || w.n != 0 {
 					t.Errorf("Commit of an ended lease = %v, with %d writes", err, w.n)
 				}
-				if p.Ready(poolUID, "r") != 1 {
+				if p.Ready(poolUID, types.NamespacedName{}, "r") != 1 {
 					t.Error("Commit of an ended lease moved the member")
 				}
 			})

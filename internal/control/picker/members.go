@@ -199,7 +199,9 @@ func (p *Picker) rerankLocked() {
 // +checklocks:p.mu
 func (p *Picker) rankLocked(m *member) int { return p.rivals.rank(m.seen.UID) }
 
-func keyOf(s *agents.Sandbox) key { return key{pool.MemberOf(s), pool.RevisionOf(s)} }
+func keyOf(s *agents.Sandbox) key {
+	return key{pool.MemberOf(s), pool.TemplateKey(s), pool.RevisionOf(s)}
+}
 
 // putLocked moves a member to a place, and serves the claims that wait for one.
 //

@@ -279,8 +279,8 @@ func (m *model) settle() {
 // drain takes all that is left of a revision.
 func (m *model) drain(revision string) {
 	m.roll(revision)
-	spare := m.w.count(func(s *agents.Sandbox) bool { return pool.Spare(s) && pool.Fits(s, revision) })
-	if got := m.p.Ready(poolUID, revision); got != spare {
+	spare := m.w.count(func(s *agents.Sandbox) bool { return pool.Spare(s) && pool.Fits(s, types.NamespacedName{}, revision) })
+	if got := m.p.Ready(poolUID, types.NamespacedName{}, revision); got != spare {
 		m.t.Errorf("%d are ready of %s, want %d", got, revision, spare)
 	}
 	for ; ; spare-- {
@@ -305,8 +305,8 @@ func (m *model) checkWaiting() {
 	}
 	for revision, n := range waiting {
 		coming := m.w.count(func(s *agents.Sandbox) bool { return placeOf(s) == making && pool.RevisionOf(s) == revision })
-		if n > coming || m.p.Ready(poolUID, revision) > 0 {
-			m.t.Errorf("%d wait for %d of %s, %d are ready", n, coming, revision, m.p.Ready(poolUID, revision))
+		if n > coming || m.p.Ready(poolUID, types.NamespacedName{}, revision) > 0 {
+			m.t.Errorf("%d wait for %d of %s, %d are ready", n, coming, revision, m.p.Ready(poolUID, types.NamespacedName{}, revision))
 		}
 	}
 }

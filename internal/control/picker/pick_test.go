@@ -11,14 +11,15 @@ import (
 
 // Request is a claim of these tests. Package claiming has the production loop.
 type Request struct {
-	Pool    types.UID
-	Current func(ctx context.Context) (revision string, err error)
-	Adopt   func(member *agents.Sandbox) *agents.Sandbox
+	Pool     types.UID
+	Template types.NamespacedName
+	Current  func(ctx context.Context) (revision string, err error)
+	Adopt    func(member *agents.Sandbox) *agents.Sandbox
 }
 
 // Pick leases members, as package claiming does, until one is committed.
 func (p *Picker) Pick(ctx context.Context, req Request) (*agents.Sandbox, error) {
-	pick := p.Begin(req.Pool)
+	pick := p.Begin(req.Pool, req.Template)
 	revision, err := req.Current(ctx)
 	for err == nil {
 		l, failed := pick.Reserve(ctx, revision)

@@ -109,11 +109,11 @@ func (p *Picker) LastWarmClaim() time.Time {
 	return p.lastWarmClaim
 }
 
-// Ready counts the members of a revision that can be leased at once.
-func (p *Picker) Ready(pool types.UID, revision string) int {
+// Ready counts the members of a template's revision that can be leased at once.
+func (p *Picker) Ready(pool types.UID, template types.NamespacedName, revision string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if g := p.groups[key{pool, revision}]; g != nil {
+	if g := p.groups[key{pool, template, revision}]; g != nil {
 		return g.ready
 	}
 	return 0
@@ -126,9 +126,10 @@ func (p *Picker) Orphans() <-chan *agents.Sandbox { return p.orphans }
 // Pick is one claim on a pool: its position among those that wait, which it keeps from lease to lease.
 // One goroutine uses it.
 type Pick struct {
-	p      *Picker
-	pool   types.UID
-	waiter waiter
+	p        *Picker
+	pool     types.UID
+	template types.NamespacedName
+	waiter   waiter
 	// waited is of the last Reserve, everWaited of all.
 	waited, everWaited bool
 	unsure             int // writes of unknown outcome
@@ -143,12 +144,12 @@ type waiter struct {
 	looked map[types.UID]bool // outdated members that it has read again
 }
 
-// Begin starts a claim on the warm pool with this UID, behind all claims that began before.
-func (p *Picker) Begin(pool types.UID) *Pick {
+// Begin starts a claim on the members of a template in the warm pool with this UID, behind all claims that began before.
+func (p *Picker) Begin(pool types.UID, template types.NamespacedName) *Pick {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lastClaim++
-	return &Pick{p: p, pool: pool, waiter: waiter{number: p.lastClaim}}
+	return &Pick{p: p, pool: pool, template: template, waiter: waiter{number: p.lastClaim}}
 }
 
 // Reserve leases the next ready member of a revision, which must be the template's as it is now. While a
@@ -160,7 +161,7 @@ func (k *Pick) Reserve(ctx context.Context, revision string) (*Lease, error) {
 	if k.pool == "" || revision == "" {
 		return nil, fmt.Errorf("reserve a member: a pool and a revision are required: %w", errs.ErrInvalid)
 	}
-	m, err := k.p.next(ctx, key{k.pool, revision}, k)
+	m, err := k.p.next(ctx, key{k.pool, k.template, revision}, k)
 	if err != nil {
 		k.count(err)
 		return nil, err

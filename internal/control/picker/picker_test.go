@@ -100,7 +100,7 @@ func newPool(t *testing.T, r *rig) *extensions.SandboxWarmPool {
 // fill makes ready members of a revision, and waits until all pickers have them.
 func fill(t *testing.T, of *extensions.SandboxWarmPool, n int, revision string, rigs ...*rig) {
 	t.Helper()
-	template := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "t", UID: "template"}}
+	template := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: ofTemplate.Namespace, Name: ofTemplate.Name, UID: "template"}}
 	template.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "main", Image: "x"}}
 	next := make(chan int, n)
 	for i := range n {
@@ -122,7 +122,7 @@ func fill(t *testing.T, of *extensions.SandboxWarmPool, n int, revision string, 
 		t.FailNow()
 	}
 	for _, r := range rigs {
-		for r.Ready(of.UID, revision) < n {
+		for r.Ready(of.UID, ofTemplate, revision) < n {
 			<-r.seen
 		}
 	}
@@ -137,9 +137,12 @@ func makeReady(ctx context.Context, live client.Client, s *agents.Sandbox, i int
 	return live.Status().Update(ctx, s)
 }
 
+// ofTemplate is the template of all members.
+var ofTemplate = types.NamespacedName{Namespace: "default", Name: "t"}
+
 func request(of *extensions.SandboxWarmPool, current func() string, owner string) picker.Request {
 	return picker.Request{
-		Pool: of.UID, Current: func(context.Context) (string, error) { return current(), nil },
+		Pool: of.UID, Template: ofTemplate, Current: func(context.Context) (string, error) { return current(), nil },
 		Adopt: func(m *agents.Sandbox) *agents.Sandbox {
 			s := pool.Adopt(m, nil)
 			s.Annotations["test/claimant"] = owner
@@ -235,7 +238,7 @@ func TestReservationOfADeadPicker(t *testing.T) {
 		}
 	})
 	<-dead.reached
-	if a.Ready(of.UID, "r1") != 0 {
+	if a.Ready(of.UID, ofTemplate, "r1") != 0 {
 		t.Error("the member is not held")
 	}
 	if s, err := b.Pick(t.Context(), request(of, func() string { return "r1" }, "b")); err != nil || s.Annotations["test/claimant"] != "b" {

@@ -7,9 +7,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// key names one pool and one revision of its template.
+// key names one pool and one revision of a template. Members of a template that the pool had before are not of its present one, also
+// where both have the same content.
 type key struct {
 	pool     types.UID
+	template types.NamespacedName
 	revision string
 }
 

@@ -59,7 +59,7 @@ func race(t *testing.T, identities ...string) (refused int) {
 			t.Fatal(err)
 		}
 	}
-	if n := all[0].Ready(poolUID, "r"); n != 0 {
+	if n := all[0].Ready(poolUID, types.NamespacedName{}, "r"); n != 0 {
 		t.Errorf("%d members are left that one process does not take", n)
 	}
 	return refused

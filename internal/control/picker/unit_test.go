@@ -267,6 +267,7 @@ func TestRefusals(t *testing.T) {
 		"stays":       {func(r *Request) { r.Adopt = func(m *agents.Sandbox) *agents.Sandbox { return m } }, errs.ErrInvalid},
 		"current":     {func(r *Request) { r.Current = func(context.Context) (string, error) { return "", broken } }, broken},
 		"other":       {func(r *Request) { r.Current = always("other") }, ErrNone},
+		"template":    {func(r *Request) { r.Template.Name = "other" }, ErrNone},
 	} {
 		req := ok
 		tt.spoil(&req)
@@ -274,7 +275,7 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: Pick = %v, %v", name, s, err)
 		}
 	}
-	if p.Ready(poolUID, "r") != 1 {
+	if p.Ready(poolUID, types.NamespacedName{}, "r") != 1 {
 		t.Error("a refused request cost a member")
 	}
 	if _, err := New(Config{}); !errors.Is(err, errs.ErrInvalid) {
@@ -336,8 +337,8 @@ func TestConcurrentPicks(t *testing.T) {
 	close(stop)
 	feeding.Wait()
 	w.deliver(p)
-	if spare := w.count(pool.Spare); p.Ready(poolUID, "r") != spare {
-		t.Errorf("%d are ready, want %d", p.Ready(poolUID, "r"), spare)
+	if spare := w.count(pool.Spare); p.Ready(poolUID, types.NamespacedName{}, "r") != spare {
+		t.Errorf("%d are ready, want %d", p.Ready(poolUID, types.NamespacedName{}, "r"), spare)
 	}
 }
 
@@ -412,7 +413,7 @@ func TestWhatIsGoneStaysGone(t *testing.T) {
 		end(w, uid)
 		w.deliver(p)
 		p.Observe(early.from, early.to)
-		if members, _ := remembers(p); members != 0 || p.Ready(poolUID, "r") != 0 {
+		if members, _ := remembers(p); members != 0 || p.Ready(poolUID, types.NamespacedName{}, "r") != 0 {
 			t.Errorf("%s: an event that comes late brings it back", name)
 		}
 	}
@@ -459,7 +460,7 @@ func TestGivingUpPassesOn(t *testing.T) {
 			<-ctx.Done()
 			p.mu.Unlock()
 			synctest.Wait()
-			if e := <-results; e.err != nil && p.Ready(poolUID, "r") != 1 {
+			if e := <-results; e.err != nil && p.Ready(poolUID, types.NamespacedName{}, "r") != 1 {
 				t.Errorf("%v, and the member is lost", e.err)
 			}
 		})

@@ -80,7 +80,7 @@ func (l *Lease) putBack() {
 	}
 }
 
-// end ends a lease for its commit. base is nil if the lease had ended before, or is of another revision
+// end ends a lease for its commit. base is nil if the lease had ended before, or is of another template or revision
 // than was reserved: the last check before the write.
 func (l *Lease) end() (base *agents.Sandbox) {
 	p := l.pick.p
@@ -90,7 +90,7 @@ func (l *Lease) end() (base *agents.Sandbox) {
 		return nil
 	}
 	l.ended = true
-	if seen := l.m.seen; l.base == nil || l.m.ended || !pool.Fits(seen, l.revision) || !pool.Spare(seen) {
+	if seen := l.m.seen; l.base == nil || l.m.ended || !pool.Fits(seen, l.pick.template, l.revision) || !pool.Spare(seen) {
 		p.putBackLocked(l.m)
 		return nil
 	}

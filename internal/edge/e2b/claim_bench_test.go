@@ -190,7 +190,7 @@ func (s *claimServer) fill(b *testing.B, n int) {
 		})
 	}
 	wg.Wait()
-	for s.picker.Ready(s.pool.UID, s.revision) < n && !b.Failed() {
+	for s.picker.Ready(s.pool.UID, pool.TemplateOf(s.pool), s.revision) < n && !b.Failed() {
 		time.Sleep(time.Millisecond)
 	}
 	key := types.NamespacedName{Namespace: "default", Name: "base"}

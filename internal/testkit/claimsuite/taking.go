@@ -3,6 +3,7 @@ package claimsuite
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -233,6 +234,14 @@ func volumes(t *testing.T, cfg *Config) {
 	update(w, x, func(x *extensions.SandboxTemplate) { x.Spec.VolumeClaimTemplatesPolicy = extensions.InjectionAllowed })
 	w.refused(c, extensions.ReasonSandboxCreatePending, "spec.volumeClaimTemplates cannot be mounted into a running sandbox")
 	w.nodes.holding(nil)
+	for name, names := range map[string][]string{"unnamed": {""}, "twice": {"a", "a"}, "malformed": {"A_b"}} { // the server takes them
+		c := w.claim(name, func(c *extensions.SandboxClaim) {
+			for _, n := range names {
+				c.Spec.VolumeClaimTemplates = append(c.Spec.VolumeClaimTemplates, agents.PersistentVolumeClaimTemplate{EmbeddedObjectMetadata: agents.EmbeddedObjectMetadata{Name: n}})
+			}
+		})
+		w.refused(c, extensions.ReasonVolumeClaimsError, fmt.Sprintf("spec.volumeClaimTemplates[%d].metadata.name: ", len(names)-1))
+	}
 	_, s := w.served(c)
 	if s.Labels[agents.LabelLaunchType] != agents.LaunchCold || len(s.Spec.VolumeClaimTemplates) != 1 {
 		t.Errorf("launch %s, volumes %+v", s.Labels[agents.LabelLaunchType], s.Spec.VolumeClaimTemplates)

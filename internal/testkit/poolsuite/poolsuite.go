@@ -57,6 +57,7 @@ func Run(t *testing.T, cfg Config) {
 		{"ScaleDownSparesTheClaimed", scaleDownSpares},
 		{"Recreate", recreate},
 		{"RecreateWithinBounds", recreateBounded},
+		{"SwitchTemplate", switchTemplate},
 		{"OnReplenish", onReplenish},
 		{"Stuck", stuck},
 		{"Barred", barred},
@@ -338,7 +339,7 @@ func (w *fixture) full(p *extensions.SandboxWarmPool, n int) *extensions.Sandbox
 		now = w.get(p)
 		members, good := w.members(p), 0
 		for i := range members {
-			if pool.Spare(&members[i]) && pool.Fits(&members[i], revision) {
+			if pool.Spare(&members[i]) && pool.Fits(&members[i], pool.TemplateOf(p), revision) {
 				good++
 			}
 		}
@@ -397,7 +398,7 @@ func (w *fixture) tryTake(p *extensions.SandboxWarmPool, revision string) (*agen
 		return nil, err
 	}
 	for i := range members {
-		if !pool.Spare(&members[i]) || !pool.Fits(&members[i], revision) {
+		if !pool.Spare(&members[i]) || !pool.Fits(&members[i], pool.TemplateOf(p), revision) {
 			continue
 		}
 		mine := pool.Adopt(&members[i], nil)

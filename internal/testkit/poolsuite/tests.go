@@ -142,6 +142,23 @@ func recreate(t *testing.T, cfg Config) {
 	}
 }
 
+// switchTemplate: members of the template that the pool had before are replaced, although the other one has the same content.
+func switchTemplate(t *testing.T, cfg Config) {
+	w := newFixture(t, cfg)
+	w.start(Tuning{})
+	w.template("x")
+	w.create(fakecluster.Template(w.namespace, "same", "x"))
+	p := w.full(w.pool(3, recreating), 3)
+	before := uids(w.members(p))
+	change(w, p, func(p *extensions.SandboxWarmPool) { p.Spec.SandboxTemplateRef.Name = "same" })
+	w.full(p, 3)
+	for _, s := range w.members(p) {
+		if _, old := before[s.UID]; old || s.Annotations[agents.AnnotationTemplateRef] != "same" {
+			t.Errorf("member %s is of template %s", s.Name, s.Annotations[agents.AnnotationTemplateRef])
+		}
+	}
+}
+
 func recreateBounded(t *testing.T, cfg Config) {
 	for _, bounds := range []struct{ surge, unavailable int }{{0, 1}, {1, 0}, {2, 1}} {
 		t.Run(fmt.Sprintf("surge %d unavailable %d", bounds.surge, bounds.unavailable), func(t *testing.T) {

@@ -218,7 +218,7 @@ func showMembers(ctx context.Context, a *app.App, k *app.Kube, p *extensions.San
 			return err
 		}
 		revision := short(pool.RevisionOf(&s))
-		if pool.RevisionOf(&s) != p.Status.CurrentRevision {
+		if pool.RevisionFor(&s, pool.TemplateOf(p)) != p.Status.CurrentRevision {
 			revision += " (stale)"
 		}
 		tab.Add(s.Name, string(sandbox.PhaseOf(&s)), revision, terminal.Dash(s.Status.NodeName), terminal.Since(s.CreationTimestamp.Time))

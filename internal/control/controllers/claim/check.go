@@ -102,8 +102,8 @@ func namesOf(containers []corev1.Container) (names []string) {
 	return names
 }
 
-// checkVolumes checks a claim's volumes against the template and its policy.
-func checkVolumes(claims []agents.PersistentVolumeClaimTemplate, t *extensions.SandboxTemplate, at *field.Path) (errs field.ErrorList) {
+// checkVolumes checks a claim's volumes against the template and its policy. sandbox is the name of the sandbox that gets them.
+func checkVolumes(claims []agents.PersistentVolumeClaimTemplate, sandbox string, t *extensions.SandboxTemplate, at *field.Path) (errs field.ErrorList) {
 	if len(claims) == 0 {
 		return nil
 	}
@@ -117,6 +117,10 @@ func checkVolumes(claims []agents.PersistentVolumeClaimTemplate, t *extensions.S
 		path, name := at.Index(i).Child("metadata", "name"), claims[i].Name
 		for _, problem := range validation.IsDNS1123Label(name) {
 			errs = append(errs, field.Invalid(path, name, problem))
+		}
+		if object := name + "-" + sandbox; len(object) > validation.DNS1123SubdomainMaxLength {
+			errs = append(errs, field.Invalid(path, name, fmt.Sprintf(
+				"its PersistentVolumeClaim %s would have a name of %d characters, of at most %d; use a shorter one, or a shorter metadata.name", object, len(object), validation.DNS1123SubdomainMaxLength)))
 		}
 		if seen[name] {
 			errs = append(errs, field.Duplicate(path, name))

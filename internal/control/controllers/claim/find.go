@@ -90,7 +90,7 @@ func (r *reconciler) owned(ctx context.Context, w *work) ([]*agents.Sandbox, err
 // pick takes a member of the pool.
 func (r *reconciler) pick(ctx context.Context, w *work) (*agents.Sandbox, reconcile.Result, error) {
 	p := w.pool
-	if r.Picker.Ready(p.UID, w.plan.revision) == 0 {
+	if r.Picker.Ready(p.UID, client.ObjectKeyFromObject(w.plan.template), w.plan.revision) == 0 {
 		if w.known.waits.IsZero() {
 			w.known.waits = time.Now()
 		}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
@@ -54,7 +55,7 @@ func newPlan(c *extensions.SandboxClaim, p *extensions.SandboxWarmPool, t *exten
 	if errs := checkEnv(c.Spec.Env, t, spec.Child("env")); len(errs) > 0 {
 		return nil, refuse(extensions.ReasonEnvVarsRejected, errs)
 	}
-	if errs := checkVolumes(c.Spec.VolumeClaimTemplates, t, spec.Child("volumeClaimTemplates")); len(errs) > 0 {
+	if errs := checkVolumes(c.Spec.VolumeClaimTemplates, c.Name, t, spec.Child("volumeClaimTemplates")); len(errs) > 0 {
 		return nil, refuse(extensions.ReasonVolumeClaimsError, errs)
 	}
 	x := &plan{claim: c, pool: p, template: t, revision: revision, env: map[string]string{}}
@@ -184,7 +185,8 @@ const (
 // judge decides on a sandbox that was taken or started for the claim.
 func (x *plan) judge(s *agents.Sandbox) verdict {
 	cold := s.Labels[agents.LabelLaunchType] == agents.LaunchCold
-	fits := pool.Fits(s, x.revision)
+	template := client.ObjectKeyFromObject(x.template)
+	fits := pool.Fits(s, template, x.revision)
 	switch {
 	case s.DeletionTimestamp != nil:
 		return leave
@@ -194,7 +196,7 @@ func (x *plan) judge(s *agents.Sandbox) verdict {
 		return name
 	case fits:
 		return await
-	case cold && pool.RevisionOf(s) == x.revision:
+	case cold && pool.RevisionFor(s, template) == x.revision:
 		return name // it exited; another one would exit too
 	default:
 		return drop

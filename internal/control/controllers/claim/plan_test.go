@@ -86,6 +86,9 @@ func TestPlan(t *testing.T) {
 		"volume twice":         {allowed, true, vols("a", "a"), extensions.ReasonVolumeClaimsError, "spec.volumeClaimTemplates[1].metadata.name: Duplicate"},
 		"volume set":           {allowed, true, vols("data"), extensions.ReasonVolumeClaimsError, "spec.volumeClaimTemplates[0].metadata.name: "},
 		"volume overridden":    {overrides, true, vols("data"), "", "spec.volumeClaimTemplates "},
+		"volume malformed":     {allowed, true, vols("A_b"), extensions.ReasonVolumeClaimsError, "spec.volumeClaimTemplates[0].metadata.name: "},
+		"volume's long object": {allowed, true, func(c *extensions.SandboxClaim) { c.Name = strings.Repeat("c", 249); vols("a", "more")(c) }, extensions.ReasonVolumeClaimsError, "spec.volumeClaimTemplates[1].metadata.name: Invalid value: \"more\": its PersistentVolumeClaim more-c"},
+		"volume's object":      {allowed, true, func(c *extensions.SandboxClaim) { c.Name = strings.Repeat("c", 248); vols("more")(c) }, "", "spec.volumeClaimTemplates "},
 		"volume without name":  {allowed, true, vols(""), extensions.ReasonVolumeClaimsError, "spec.volumeClaimTemplates[0].metadata.name: "},
 		"label":                {disallowed, true, note(map[string]string{"example.com/a": "b"}, nil), "", ""},
 		"label as set":         {disallowed, true, note(map[string]string{"tier": "one"}, nil), "", ""},
@@ -153,6 +156,7 @@ func TestJudge(t *testing.T) {
 	}
 	warm := func(s *agents.Sandbox) { s.Labels[agents.LabelLaunchType] = agents.LaunchWarm }
 	stale := func(s *agents.Sandbox) { s.Labels[agents.LabelTemplateHash] = "q" }
+	other := func(s *agents.Sandbox) { s.Annotations[agents.AnnotationTemplateRef] = "other" }
 	leaves := func(s *agents.Sandbox) { s.DeletionTimestamp = new(metav1.Now()) }
 	fails := func(s *agents.Sandbox) {
 		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: agents.ConditionReady, Status: metav1.ConditionFalse, Reason: agents.ReasonPodFailed})
@@ -180,6 +184,8 @@ func TestJudge(t *testing.T) {
 		"cold, starting, stale":   {plain, []func(*agents.Sandbox){stale}, drop},
 		"cold, ended, stale":      {plain, []func(*agents.Sandbox){end, stale}, drop},
 		"cold, with volumes":      {volumes, []func(*agents.Sandbox){run}, name},
+		"warm, other template":    {plain, []func(*agents.Sandbox){warm, run, other}, drop},
+		"cold, other template":    {plain, []func(*agents.Sandbox){end, other}, drop},
 		"of unknown revision":     {plain, []func(*agents.Sandbox){run, func(s *agents.Sandbox) { s.Labels[agents.LabelTemplateHash] = "" }}, drop},
 		"cold, lacking variables": {brings, nil, drop},
 	} {

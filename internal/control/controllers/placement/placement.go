@@ -81,6 +81,16 @@ func (p *Placer) Place(ctx context.Context, s *agents.Sandbox, owned []*corev1.P
 	return []*corev1.Pod{pod}, nil
 }
 
+// PlaceSuspended writes what a suspended sandbox lacks beside its Pod: its Service, and with claims its claims. The errors are those
+// of Place.
+func (p *Placer) PlaceSuspended(ctx context.Context, s *agents.Sandbox, claims bool) error {
+	err := p.placeService(ctx, s)
+	if claims {
+		err = errors.Join(p.placeClaims(ctx, s, nil), err)
+	}
+	return err
+}
+
 // Unplace deletes the Pods of a sandbox, each if it is still the one that the caller saw. Their grace period is that
 // of their spec. Claims and Service stay.
 func (p *Placer) Unplace(ctx context.Context, owned []*corev1.Pod) error {
@@ -136,7 +146,7 @@ func createError(err error, o client.Object) error {
 
 // CheckPod returns ErrNotOwned if a Pod of the sandbox's name is not the sandbox's. It reads the API server.
 func (p *Placer) CheckPod(ctx context.Context, s *agents.Sandbox) error {
-	err := p.checkOwned(ctx, s, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: PodName(s)}})
+	err := p.checkOwned(ctx, s, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: sandbox.PodName(s)}})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

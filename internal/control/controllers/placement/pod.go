@@ -23,18 +23,10 @@ const (
 	agentProgram   = agentDir + "/barchan-agent"
 )
 
-// PodName returns the name of a sandbox's Pod.
-func PodName(s *agents.Sandbox) string {
-	if name := s.Annotations[agents.AnnotationPodName]; name != "" {
-		return name
-	}
-	return s.Name
-}
-
 // Pod returns the Pod of a sandbox. An errs.ErrInvalid names the field of what a Pod with the agent cannot have.
 func (p *Placer) Pod(s *agents.Sandbox) (*corev1.Pod, error) {
 	template := s.Spec.PodTemplate
-	pod := &corev1.Pod{ObjectMeta: p.ownedBy(s, PodName(s)), Spec: *template.Spec.DeepCopy()}
+	pod := &corev1.Pod{ObjectMeta: p.ownedBy(s, sandbox.PodName(s)), Spec: *template.Spec.DeepCopy()}
 	pod.Labels = maps.Clone(template.ObjectMeta.Labels)
 	pod.Annotations = maps.Clone(template.ObjectMeta.Annotations)
 	label(&pod.ObjectMeta, s)

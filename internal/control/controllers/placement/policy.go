@@ -17,7 +17,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -212,7 +211,7 @@ func (p *Placer) hasPolicy(t *extensions.SandboxTemplate, hash string) bool {
 
 // templateOf returns the template of a sandbox; nil if it has none, or the template is gone.
 func (p *Placer) templateOf(ctx context.Context, s *agents.Sandbox) (*extensions.SandboxTemplate, error) {
-	key := types.NamespacedName{Namespace: s.Annotations[pool.AnnotationTemplateNamespace], Name: s.Annotations[agents.AnnotationTemplateRef]}
+	key := pool.TemplateKey(s)
 	if key.Namespace == "" || key.Name == "" {
 		return nil, nil
 	}

@@ -63,6 +63,7 @@ func (r *Runner) observed(s *agents.Sandbox, pods []*corev1.Pod) sandbox.Observe
 	pod := pods[0]
 	seen.Node, seen.Runtime, seen.Image = pod.Spec.NodeName, runtimeOf(pod), imageOf(pod)
 	seen.Address, _ = netip.ParseAddr(pod.Status.PodIP) // invalid without one
+	seen.PodScheduled = condition(pod, corev1.PodScheduled)
 	switch {
 	case pod.DeletionTimestamp != nil, isCollected(pod): // its containers may have ended by now, which is no end of the sandbox
 		seen.State, seen.Reason, seen.Message = sandbox.ContainerPending, agents.ReasonPodTerminating, "Pod is terminating. Sandbox is suspending"

@@ -36,6 +36,16 @@ func TestNodeOfPendingPod(t *testing.T) {
 	}
 }
 
+// TestScheduledOfPod: the Pod's condition is passed on.
+func TestScheduledOfPod(t *testing.T) {
+	r := newRunner(Config{Placer: &placement.Placer{}})
+	pod := &corev1.Pod{}
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/1"}}
+	if c := r.observed(&agents.Sandbox{}, []*corev1.Pod{pod}).PodScheduled; c == nil || c.Message != "0/1" {
+		t.Errorf("PodScheduled is %+v", c)
+	}
+}
+
 // lagging is a cache that shows no Pod yet.
 type lagging struct{ Cache }
 

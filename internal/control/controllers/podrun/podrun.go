@@ -153,11 +153,15 @@ func (r *Runner) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 	return r.cfg.Placer.Restrict(ctx, s, pods)
 }
 
-// Suspend deletes the Pod of a sandbox that keeps its volumes only.
+// Suspend deletes the Pod of a sandbox that keeps its volumes only. Without a Pod it makes what the sandbox has beside that: one that
+// is suspended from the start has never had it.
 func (r *Runner) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.SuspendMode) (sandbox.Observed, error) {
 	s, pods, err := r.read(ctx, ref)
 	if err != nil {
 		return sandbox.Observed{}, err
+	}
+	if len(pods) == 0 {
+		return r.placeSuspended(ctx, s)
 	}
 	if s.Spec.Barchan != nil && mode != agents.SuspendDelete {
 		return r.observed(s, pods), refused("suspend", fmt.Sprintf("a Pod cannot keep its memory or its root file system; set it to %s, which keeps volumes", agents.SuspendDelete))
@@ -166,6 +170,20 @@ func (r *Runner) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspe
 		return r.observed(s, pods), err
 	}
 	return r.state(ctx, s, pods)
+}
+
+// placeSuspended makes what a sandbox without a Pod lacks. A sandbox that has run has its claims, and one that is suspended too. So it is
+// not called suspended before it has them.
+func (r *Runner) placeSuspended(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, error) {
+	err := r.cfg.Placer.PlaceSuspended(ctx, s, !sandbox.Suspended(s) && !sandbox.HasRun(s))
+	if err == nil {
+		return r.state(ctx, s, nil)
+	}
+	seen := r.observed(s, nil)
+	if !sandbox.Suspended(s) {
+		seen.State, seen.Reason, seen.Message = sandbox.ContainerPending, sandbox.ReasonSuspendFailed, errs.Text(err)
+	}
+	return seen, err
 }
 
 // Resume is not called: a suspended sandbox has no container that could be resumed, so it is started again.

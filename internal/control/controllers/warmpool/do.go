@@ -100,7 +100,7 @@ func (r *reconciler) createOne(ctx context.Context, s *reconcileState) (member, 
 		return member{}, fmt.Errorf("create a member of warm pool %s/%s: %w", s.pool.Namespace, s.pool.Name, err)
 	}
 	failpoint.Reach("pool/made")
-	m := assess(box, s.now, r.StuckAfter)
+	m := assess(box, pool.TemplateOf(s.pool), s.now, r.StuckAfter)
 	m.since = s.now
 	r.expected.add(s.pool.UID, m)
 	return m, nil
@@ -180,7 +180,7 @@ func (r *reconciler) collect(ctx context.Context, namespace string, uid types.UI
 	}
 	orphans := slices.DeleteFunc(left.Items, func(s agents.Sandbox) bool { return !orphan(&s) })
 	err := together(len(orphans), func(i int) error {
-		err := r.removeOne(ctx, namespace, assess(&orphans[i], time.Now(), r.StuckAfter))
+		err := r.removeOne(ctx, namespace, assess(&orphans[i], types.NamespacedName{}, time.Now(), r.StuckAfter))
 		return client.IgnoreNotFound(err)
 	})
 	if apierrors.IsConflict(err) {

@@ -32,12 +32,15 @@ type member struct {
 	name     string
 	uid      types.UID
 	version  string // empty until the cache has it: it cannot be deleted before
-	revision string
+	revision string // otherTemplate if it is not of the pool's template
 	state    state
 	created  time.Time
 	since    time.Time // since when it is not ready, or being deleted; zero if it is ready
 	note     string    // why it is not ready
 }
+
+// otherTemplate is no revision of any template.
+const otherTemplate = "other"
 
 // poolTarget is the desired state of a pool.
 type poolTarget struct {
@@ -225,7 +228,7 @@ type usage struct {
 }
 
 // use counts the sandboxes that were claimed through a pool; known is the last claim so far.
-func use(claimed []*agents.Sandbox, revision string, known time.Time) usage {
+func use(claimed []*agents.Sandbox, template types.NamespacedName, revision string, known time.Time) usage {
 	u := usage{last: known}
 	for _, s := range claimed {
 		at := barchan.ExactTime(s, pool.AnnotationClaimedAt)
@@ -239,7 +242,7 @@ func use(claimed []*agents.Sandbox, revision string, known time.Time) usage {
 			continue
 		}
 		u.claimed++
-		if pool.RevisionOf(s) == revision {
+		if pool.RevisionFor(s, template) == revision {
 			u.current++
 		}
 	}

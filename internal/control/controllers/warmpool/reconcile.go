@@ -106,7 +106,7 @@ func (r *reconciler) observe(ctx context.Context, p *extensions.SandboxWarmPool)
 	if b := p.Status.Barchan; b != nil && b.LastClaimTime != nil {
 		last = b.LastClaimTime.Time
 	}
-	s.usage = use(claimed, revision, last)
+	s.usage = use(claimed, pool.TemplateOf(p), revision, last)
 	s.target = poolTarget{revision: revision, inUse: s.usage.current, stuckAfter: r.StuckAfter, goneAfter: r.GoneAfter}
 	s.target.recreate = p.Spec.UpdateStrategy.Type == extensions.UpdateRecreate
 	s.target.desired, s.until = desired(p, s.usage, s.now)
@@ -158,13 +158,13 @@ func (r *reconciler) members(ctx context.Context, p *extensions.SandboxWarmPool,
 		for i := range list.Items {
 			listed[i] = &list.Items[i]
 		}
-		live = r.assess(listed, now)
+		live = r.assess(listed, pool.TemplateOf(p), now)
 	}
 	found, err := r.Objects.Members(ctx, p.UID)
 	if err != nil {
 		return nil, false, fmt.Errorf("find members of warm pool %s/%s: %w", p.Namespace, p.Name, err)
 	}
-	cached := r.assess(found, now)
+	cached := r.assess(found, pool.TemplateOf(p), now)
 	if live != nil {
 		entries = r.expected.correct(p.UID, cached, live, now)
 	} else {
@@ -173,18 +173,18 @@ func (r *reconciler) members(ctx context.Context, p *extensions.SandboxWarmPool,
 	return entries.over(cached), len(entries.made)+len(entries.gone) > 0, nil
 }
 
-func (r *reconciler) assess(found []*agents.Sandbox, now time.Time) map[types.UID]member {
+func (r *reconciler) assess(found []*agents.Sandbox, template types.NamespacedName, now time.Time) map[types.UID]member {
 	all := make(map[types.UID]member, len(found))
 	for _, s := range found {
-		all[s.UID] = assess(s, now, r.StuckAfter)
+		all[s.UID] = assess(s, template, now, r.StuckAfter)
 	}
 	return all
 }
 
-// assess returns the state of a member.
-func assess(s *agents.Sandbox, now time.Time, stuckAfter time.Duration) member {
+// assess returns the state of a member of a pool of this template.
+func assess(s *agents.Sandbox, template types.NamespacedName, now time.Time, stuckAfter time.Duration) member {
 	m := member{
-		name: s.Name, uid: s.UID, version: s.ResourceVersion, revision: pool.RevisionOf(s),
+		name: s.Name, uid: s.UID, version: s.ResourceVersion, revision: cmp.Or(pool.RevisionFor(s, template), otherTemplate),
 		created: s.CreationTimestamp.Time, since: s.CreationTimestamp.Time,
 	}
 	if c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady); c != nil && c.Status != "True" {

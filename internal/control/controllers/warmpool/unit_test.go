@@ -74,12 +74,32 @@ func TestUse(t *testing.T) {
 	warm, cold, ended := box("w", map[string]string{agents.LabelTemplateHash: "r"}), box("c", nil), box("e", nil)
 	warm.Annotations = map[string]string{pool.AnnotationClaimedAt: epoch.Add(time.Minute).Format(time.RFC3339Nano)}
 	ended.DeletionTimestamp = new(metav1.NewTime(epoch))
-	u := use([]*agents.Sandbox{warm, cold, ended}, "r", epoch.Add(-time.Hour))
+	u := use([]*agents.Sandbox{warm, cold, ended}, types.NamespacedName{}, "r", epoch.Add(-time.Hour))
 	if u.claimed != 2 || u.current != 1 || !u.last.Equal(epoch.Add(time.Minute)) {
 		t.Errorf("usage %+v", u)
 	}
-	if u = use(nil, "r", epoch); !u.last.Equal(epoch) {
+	if u = use([]*agents.Sandbox{warm}, types.NamespacedName{Namespace: "n", Name: "next"}, "r", epoch); u.claimed != 1 || u.current != 0 {
+		t.Errorf("after a change of the template: %+v", u)
+	}
+	if u = use(nil, types.NamespacedName{}, "r", epoch); !u.last.Equal(epoch) {
 		t.Errorf("the last claim is forgotten: %v", u.last)
+	}
+}
+
+// TestMemberOfAnotherTemplate: a member of the template that the pool had before is stale, also where both have the same content.
+func TestMemberOfAnotherTemplate(t *testing.T) {
+	s := box("a", map[string]string{agents.LabelWarmPoolSandbox: "p", agents.LabelTemplateHash: "r"})
+	s.ResourceVersion = "1"
+	s.Annotations = map[string]string{agents.AnnotationTemplateRef: "first", pool.AnnotationTemplateNamespace: "n"}
+	for name, stale := range map[string]bool{"first": false, "second": true} {
+		m := assess(s, types.NamespacedName{Namespace: "n", Name: name}, epoch, time.Minute)
+		w := poolTarget{desired: 1, revision: "r", recreate: true, unavailable: 1}
+		if got := count(w, []member{m}).stale == 1; got != stale {
+			t.Errorf("of template %s: stale %v, want %v", name, got, stale)
+		}
+		if got := len(plan(w, []member{m}, epoch).remove) == 1; got != stale {
+			t.Errorf("of template %s: removed %v, want %v", name, got, stale)
+		}
 	}
 }
 
@@ -156,7 +176,7 @@ func TestAssess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := box("a", map[string]string{agents.LabelWarmPoolSandbox: "p"})
 			give.change(s)
-			m := assess(s, epoch.Add(give.at), 5*time.Minute)
+			m := assess(s, types.NamespacedName{}, epoch.Add(give.at), 5*time.Minute)
 			if m.state != give.want || m.note != give.note {
 				t.Errorf("state %d with %q, want %d with %q", m.state, m.note, give.want, give.note)
 			}

@@ -61,8 +61,7 @@ func (r *reconciler) sources(c crcache.Cache) []source.Source {
 
 // poolsWarmedBy are those of the template of a seed, or of its checkpoint.
 func (r *reconciler) poolsWarmedBy(ctx context.Context, o client.Object) []reconcile.Request {
-	notes := o.GetAnnotations()
-	return r.pools(ctx, o.GetNamespace(), types.NamespacedName{Namespace: notes[pool.AnnotationTemplateNamespace], Name: notes[agents.AnnotationTemplateRef]})
+	return r.pools(ctx, o.GetNamespace(), pool.TemplateKey(o))
 }
 
 func (r *reconciler) pools(ctx context.Context, namespace string, template types.NamespacedName) (all []reconcile.Request) {

@@ -33,11 +33,7 @@ func placeOf(req reconcile.Request) templateKey {
 
 // of returns the key of an object created from a template.
 func of(o client.Object) templateKey {
-	notes := o.GetAnnotations()
-	return templateKey{
-		template:  types.NamespacedName{Namespace: notes[pool.AnnotationTemplateNamespace], Name: notes[agents.AnnotationTemplateRef]},
-		namespace: o.GetNamespace(),
-	}
+	return templateKey{template: pool.TemplateKey(o), namespace: o.GetNamespace()}
 }
 
 // sources returns the watches.

@@ -259,11 +259,12 @@ func (cr *Creator) fits(ctx context.Context, c *createOp, s *agents.Sandbox) (bo
 	if err != nil {
 		return false, err
 	}
-	_, revision, err := cr.Cache.CurrentTemplate(ctx, client.ObjectKeyFromObject(t))
+	key := client.ObjectKeyFromObject(t)
+	_, revision, err := cr.Cache.CurrentTemplate(ctx, key)
 	if err != nil {
 		return false, fmt.Errorf("read template %s: %w", c.Template, err)
 	}
-	return pool.Fits(s, revision), nil
+	return pool.Fits(s, key, revision), nil
 }
 
 // RemoveOrphans removes members that were written for creates whose callers had left, until ctx is done.

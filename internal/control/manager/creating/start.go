@@ -84,7 +84,7 @@ func (c *createOp) findPools(ctx context.Context, template types.NamespacedName)
 	c.pools = slices.DeleteFunc(pools, func(p extensions.SandboxWarmPool) bool { return p.DeletionTimestamp != nil })
 	revision := c.claim.Template().Revision
 	slices.SortStableFunc(c.pools, func(a, b extensions.SandboxWarmPool) int {
-		return cmp.Compare(c.cr.Picker.Ready(b.UID, revision), c.cr.Picker.Ready(a.UID, revision))
+		return cmp.Compare(c.cr.Picker.Ready(b.UID, template, revision), c.cr.Picker.Ready(a.UID, template, revision))
 	})
 	return nil
 }

@@ -24,7 +24,7 @@ app.kubernetes.io/version: {{ .Chart.Version | replace "+" "_" | quote }}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
-  name: barchan-{{ .role }}
+  name: {{ default (printf "barchan-%s" .role) .values.name }}
   namespace: {{ $root.Release.Namespace }}
   labels:
     app.kubernetes.io/name: barchan-{{ .role }}
