@@ -546,6 +546,13 @@ func schema_barchan_api_agents_v1beta1_BarchanSpec(ref common.ReferenceCallback)
 							Ref:         ref(v1beta1.WarmUp{}.OpenAPIModelName()),
 						},
 					},
+					"defaultUser": {
+						SchemaProps: spec.SchemaProps{
+							Description: "DefaultUser runs the programs of requests that name no user. Default: the container's, else \"user\" where the image has it, else root. It has no effect in a Pod of a cluster.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"fork": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Fork restricts what forks take from the sandbox. Unset: all but the environment variables of its claim.",

@@ -2,17 +2,20 @@ package daemon
 
 import (
 	"context"
+	"path/filepath"
 	"slices"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
+	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
 	"github.com/barchan-dev/barchan/internal/control/controllers/checkpoint"
 	"github.com/barchan-dev/barchan/internal/control/controllers/claim"
 	"github.com/barchan-dev/barchan/internal/control/controllers/history"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmpool"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmup"
 	"github.com/barchan-dev/barchan/internal/control/manager"
@@ -75,6 +78,11 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 	case d.apart != nil:
 		diskUsed = d.apart.DiskUsed
 	}
+	if d.cfg.Role == config.RoleServer {
+		if d.builds, err = builds.Open(builds.Config{Dir: filepath.Join(d.cfg.DataDir, "builds")}); err != nil {
+			return err
+		}
+	}
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
 		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed, Binder: d.binder,
@@ -113,7 +121,7 @@ func (d *Daemon) controllerServices() services {
 		list, all = append(list, boot.Background("repairs", d.recordRepairs)), d.nodeControllers()
 	}
 	if d.cfg.Role == config.RoleServer {
-		all = slices.Concat(all, d.warmUpControllers(), d.objectControllers(d.cache))
+		all = slices.Concat(all, d.memoryControllers(), d.objectControllers(d.cache))
 	}
 	for _, c := range all {
 		list = append(list, boot.Service{Name: c.name, Run: func(ctx context.Context, ready func()) error {
@@ -160,11 +168,27 @@ func (d *Daemon) nodeControllers() []controllerSpec {
 	}
 }
 
-// warmUpControllers need a node that keeps memory.
-func (d *Daemon) warmUpControllers() []controllerSpec {
-	return []controllerSpec{{"warm-ups", func() (controller, error) {
-		return warmup.New(warmup.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Events: d.recorder})
-	}}}
+// memoryControllers need a node that keeps memory and files.
+func (d *Daemon) memoryControllers() []controllerSpec {
+	return []controllerSpec{
+		{"warm-ups", func() (controller, error) {
+			return warmup.New(warmup.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Events: d.recorder})
+		}},
+		{"template builds", func() (controller, error) {
+			return templatebuild.New(templatebuild.Config{
+				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Agents: d.binder, Quota: d.quotas,
+				Store: d.builds, PublicNamespace: templates.PublicNamespace, ImageDigest: d.imageDigest(), Events: d.recorder,
+			})
+		}},
+	}
+}
+
+// imageDigest returns how builds learn an image's digest; nil where the images are those of another process.
+func (d *Daemon) imageDigest() func(ctx context.Context, ref string) (string, error) {
+	if d.machine == nil {
+		return nil
+	}
+	return d.machine.Node.ImageDigest
 }
 
 // objectControllers only read and write objects. warmUps is nil where no checkpoint can be taken.

@@ -27,6 +27,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/controllers/podrun"
+	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
@@ -95,6 +96,7 @@ type Daemon struct {
 	quotas        *quota.Quotas
 	binder        *agentclient.Client
 	manager       *manager.Manager
+	builds        *builds.Store
 	recorder      events.EventRecorder
 	flushEvents   func()
 	gateway       *gateway.Gateway

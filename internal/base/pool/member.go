@@ -45,9 +45,18 @@ func TemplateOf(p *extensions.SandboxWarmPool) types.NamespacedName {
 // templateLead is the first letter of templates' IDs, which distinguishes them from sandboxes'.
 const templateLead = "t"
 
-// TemplateID returns the ID of a template: 20 lower-case letters and digits.
+// TemplateID returns the ID of a template: 20 lower-case letters and digits. That of one that a build has made is known before it.
 func TemplateID(t *extensions.SandboxTemplate) string {
+	if id := BuiltTemplateID(t.Namespace, t.Name); t.Annotations[AnnotationTemplateID] == id {
+		return id
+	}
 	return templateLead + string(sandbox.IDOf(t.UID))[1:]
+}
+
+// BuiltTemplateID returns the ID of a template of this name that a build makes. The annotation AnnotationTemplateID of the template
+// has it; any other value there has no effect.
+func BuiltTemplateID(namespace, name string) string {
+	return templateLead + string(sandbox.IDOf(types.UID("template/" + namespace + "/" + name)))[1:]
 }
 
 // TemplateName returns the users' name of a template. E2B's names may have underscores, which object

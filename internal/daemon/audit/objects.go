@@ -246,7 +246,7 @@ func (v *view) sandboxes() (found []adminclient.Finding) {
 // poolless reports whether a sandbox is a member of a pool that does not exist.
 func (v *view) poolless(s *agents.Sandbox) bool {
 	uid := pool.MemberOf(s)
-	return uid != "" && !pool.IsSeed(s) && !v.pools[uid]
+	return uid != "" && !pool.IsInternal(s) && !v.pools[uid]
 }
 
 // claims compares claims with the sandboxes that they name, and owned sandboxes with their claims.
