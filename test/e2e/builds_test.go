@@ -8,6 +8,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -104,6 +105,25 @@ func TestTemplateBuilds(t *testing.T) {
 		if out := s.exec(id, "pgrep -f http.server | head -1"); out == "" {
 			t.Error("the start command does not run")
 		}
+	})
+	t.Run("deleted while it runs", func(t *testing.T) {
+		s := s.in(t)
+		s.apply(fmt.Sprintf(buildManifest, "seven", "never", image, `{type: Run, args: ["sleep 600"]}`, "", ""))
+		c := s.client()
+		steps := func() (n int) {
+			var boxes agents.SandboxList
+			if err := c.List(t.Context(), &boxes, client.MatchingLabels{barchan.LabelBuild: "seven"}); err != nil {
+				t.Fatal(err)
+			}
+			return len(boxes.Items)
+		}
+		eventually.True(t, "the step runs", func() bool { return steps() == 1 })
+		b := &barchan.TemplateBuild{}
+		b.Namespace, b.Name = "default", "seven"
+		if err := c.Delete(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+		eventually.True(t, "its sandbox is gone", func() bool { return steps() == 0 })
 	})
 	if left := s.data("list", "-q"); strings.Contains(left, "build-") {
 		t.Errorf("sandboxes of builds are listed: %s", left)
