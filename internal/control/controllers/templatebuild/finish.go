@@ -16,6 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
@@ -46,7 +47,7 @@ func (w *work) finish(ctx context.Context) error {
 		return err
 	}
 	failpoint.Reach("templatebuild/template")
-	w.log.say("info", "template %s is ready", t.Name)
+	w.log.say(builds.LevelInfo, "template %s is ready", t.Name)
 	status := w.build.Status.DeepCopy()
 	status.Phase, status.TemplateID, status.CompletedAt = barchan.BuildReady, pool.TemplateID(t), new(metav1.Now())
 	if policies.Restore != nil {
@@ -73,7 +74,7 @@ func (w *work) startProgram(ctx context.Context, blueprint *agents.SandboxBluepr
 	name := "build-" + hashOf(form, w.base.key, "start", spec.StartCommand, spec.ReadyCommand, blueprint, policies, salt)
 	c, err := w.r.Objects.Checkpoint(ctx, w.key(name))
 	if err == nil && c.DeletionTimestamp == nil && c.Status.Phase == barchan.CheckpointReady {
-		w.log.say("info", "CACHED start command")
+		w.log.say(builds.LevelInfo, "CACHED start command")
 		return name, w.touch(ctx, c)
 	} else if err != nil && !errors.Is(err, errs.ErrNotFound) {
 		return "", err
@@ -111,7 +112,7 @@ func (w *work) launch(ctx context.Context, s *started) (detach func(), err error
 	if err != nil {
 		return nil, err
 	}
-	w.log.say("info", "START %s", w.build.Spec.StartCommand)
+	w.log.say(builds.LevelInfo, "START %s", w.build.Spec.StartCommand)
 	streaming, cut := context.WithCancel(ctx)
 	noInput, dir := false, w.settings.Workdir
 	stream, err := agent.Process().Start(streaming, connect.NewRequest(&processpb.StartRequest{
@@ -121,7 +122,7 @@ func (w *work) launch(ctx context.Context, s *started) (detach func(), err error
 		cut()
 		return nil, w.agentError(ctx, "start the start command", err)
 	}
-	out := &log{r: w.r, build: w.build.UID, step: w.log.step, level: "info"}
+	out := &log{r: w.r, build: w.build.UID, step: w.log.step, level: builds.LevelInfo}
 	done := make(chan struct{})
 	go func() { // ends with the stream, which detach cuts
 		defer close(done)
@@ -132,7 +133,7 @@ func (w *work) launch(ctx context.Context, s *started) (detach func(), err error
 				_ = envd.WriteOutput(ev.GetData(), out, out) // does not fail
 			case ev.GetEnd() != nil:
 				out.flush()
-				out.say("warn", "the start command has ended with code %d", envd.ExitCode(ev.GetEnd()))
+				out.say(builds.LevelWarn, "the start command has ended with code %d", envd.ExitCode(ev.GetEnd()))
 			}
 		}
 	}()

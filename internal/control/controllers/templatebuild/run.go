@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/builds"
 )
 
 // Reasons of the condition Ready of a build.
@@ -43,9 +44,9 @@ type work struct {
 // run runs a build and records its end. An error is to be tried again.
 func (r *reconciler) run(ctx context.Context, b *barchan.TemplateBuild) error {
 	began := time.Now()
-	w := &work{r: r, build: b, log: &log{r: r, build: b.UID, step: barchan.BuildStepBase, level: "info"}}
+	w := &work{r: r, build: b, log: &log{r: r, build: b.UID, step: barchan.BuildStepBase, level: builds.LevelInfo}}
 	if b.Status.Phase == barchan.BuildBuilding {
-		w.log.say("info", "the build goes on")
+		w.log.say(builds.LevelInfo, "the build goes on")
 	}
 	if err := r.removeSandboxes(ctx, b); err != nil { // of an earlier process
 		return err
@@ -70,7 +71,7 @@ func (r *reconciler) run(ctx context.Context, b *barchan.TemplateBuild) error {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		failed = &failure{step: w.log.step, message: fmt.Sprintf("the build took longer than %s", buildTimeout)}
 	case !is && r.attempt(b.UID):
-		w.log.say("warn", "%s; it is tried again", errs.Text(err))
+		w.log.say(builds.LevelWarn, "%s; it is tried again", errs.Text(err))
 		return errors.Join(err, w.wait(ctx, errs.Text(err)))
 	case !is:
 		failed = &failure{step: w.log.step, message: errs.Text(err)}
@@ -118,7 +119,7 @@ func (w *work) begin(ctx context.Context) error {
 	status.Phase, status.CachedSteps, status.FailedStep = barchan.BuildBuilding, 0, ""
 	if status.StartedAt == nil {
 		status.StartedAt = new(metav1.Now())
-		w.log.say("info", "building template %s", w.build.Spec.TemplateName)
+		w.log.say(builds.LevelInfo, "building template %s", w.build.Spec.TemplateName)
 	}
 	w.ready(status, metav1.ConditionFalse, reasonBuilding, "its steps are run")
 	return w.write(ctx, status)
@@ -138,7 +139,7 @@ func (w *work) findBase(ctx context.Context) (*base, error) {
 				return nil, fmt.Errorf("find image %s: %w", from.Image, err)
 			}
 		}
-		w.log.say("info", "from image %s", from.Image)
+		w.log.say(builds.LevelInfo, "from image %s", from.Image)
 		return imageBase(from.Image, digest), nil
 	}
 	for _, namespace := range []string{w.build.Namespace, w.r.PublicNamespace} {
@@ -149,7 +150,7 @@ func (w *work) findBase(ctx context.Context) (*base, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read template %s/%s: %w", namespace, from.TemplateName, err)
 		}
-		w.log.say("info", "from template %s", from.TemplateName)
+		w.log.say(builds.LevelInfo, "from template %s", from.TemplateName)
 		return templateBase(t, revision, w.build.Namespace)
 	}
 	return nil, refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' not found", from.TemplateName)
@@ -173,7 +174,7 @@ func (w *work) cached(layers []layer) {
 	for i := range layers {
 		for k, step := range layers[i].steps {
 			w.log.step = strconv.Itoa(layers[i].first + k + 1)
-			w.log.say("info", "CACHED %s", textOf(&step))
+			w.log.say(builds.LevelInfo, "CACHED %s", textOf(&step))
 			w.build.Status.CachedSteps++
 		}
 	}
@@ -206,7 +207,7 @@ func (w *work) wait(ctx context.Context, why string) error {
 
 func (w *work) fail(ctx context.Context, f *failure) error {
 	w.log.step = f.step
-	w.log.say("error", "%s", f.message)
+	w.log.say(builds.LevelError, "%s", f.message)
 	status := w.build.Status.DeepCopy()
 	status.Phase, status.FailedStep, status.CompletedAt = barchan.BuildFailed, f.step, new(metav1.Now())
 	w.ready(status, metav1.ConditionFalse, reasonFailed, f.message)

@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
@@ -89,7 +90,7 @@ func (w *work) remove(ctx context.Context, s *started) {
 	defer s.hold.Release()
 	err := w.r.Client.Delete(context.WithoutCancel(ctx), s.Sandbox, client.Preconditions{UID: &s.UID})
 	if client.IgnoreNotFound(err) != nil { // removed with the build's others, at its end
-		w.log.say("debug", "sandbox %s is not deleted yet: %s", s.Name, errs.Text(err))
+		w.log.say(builds.LevelDebug, "sandbox %s is not deleted yet: %s", s.Name, errs.Text(err))
 	}
 }
 

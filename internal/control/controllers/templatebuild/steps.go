@@ -14,6 +14,7 @@ import (
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -76,7 +77,7 @@ func (w *work) runLayer(ctx context.Context, l *layer) error {
 	}
 	defer w.remove(ctx, s)
 	if len(l.steps) == 0 {
-		w.log.say("info", "preparing the image")
+		w.log.say(builds.LevelInfo, "preparing the image")
 		if err := w.script(ctx, s, rootUser, "prepare the image", prepareScript); err != nil {
 			return err
 		}
@@ -89,7 +90,7 @@ func (w *work) runLayer(ctx context.Context, l *layer) error {
 		if err := w.write(ctx, status); err != nil {
 			return err
 		}
-		w.log.say("info", "%s", textOf(step))
+		w.log.say(builds.LevelInfo, "%s", textOf(step))
 		if err := w.runStep(ctx, s, step); err != nil {
 			return err
 		}
@@ -142,7 +143,7 @@ func (w *work) program(ctx context.Context, s *started, user, what, dir, script 
 	if err != nil {
 		return err
 	}
-	out, trouble := &log{r: w.r, build: w.build.UID, step: w.log.step, level: "info"}, &log{r: w.r, build: w.build.UID, step: w.log.step, level: "warn"}
+	out, trouble := &log{r: w.r, build: w.build.UID, step: w.log.step, level: builds.LevelInfo}, &log{r: w.r, build: w.build.UID, step: w.log.step, level: builds.LevelWarn}
 	defer out.flush()
 	defer trouble.flush()
 	exit, err := agent.Exec(ctx, append([]string{"/bin/sh", "-c", script, "sh"}, args...), envd.ExecOptions{
