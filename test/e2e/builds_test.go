@@ -91,6 +91,11 @@ func TestTemplateBuilds(t *testing.T) {
 		if b.Status.FailedStep != "1" || why != "failed to run command 'whoami': command failed: unauthenticated: invalid username: 'root123'" {
 			t.Errorf("%+v: %s", b.Status, why)
 		}
+		b = s.built("hog", "broken", image, `{type: Run, args: ["python3 -c 'bytearray(3 << 30)'"]}`, "", "")
+		if why = b.Status.Conditions[0].Message; b.Status.FailedStep != "1" || !strings.Contains(why, "failed to run command") {
+			t.Errorf("without memory: %+v: %s", b.Status, why)
+		}
+		t.Log(why)
 		if out, err := s.try("template", "show", "broken"); err == nil {
 			t.Errorf("there is a template after it failed: %s", out)
 		}

@@ -120,7 +120,7 @@ func (w *work) launch(ctx context.Context, s *started) (detach func(), err error
 	}))
 	if err != nil {
 		cut()
-		return nil, w.agentError(ctx, "start the start command", err)
+		return nil, w.agentError(ctx, s, "start the start command", err)
 	}
 	out := &log{r: w.r, build: w.build.UID, step: w.log.step, level: builds.LevelInfo}
 	done := make(chan struct{})
@@ -165,14 +165,14 @@ func (w *work) awaitReady(ctx context.Context, s *started) error {
 		exit, _, err := agent.Run(ctx, []string{"/bin/sh", "-c", runScript, "sh", ready}, envd.RunOptions{Env: w.settings.Env, Dir: w.settings.Workdir})
 		switch {
 		case err != nil:
-			return w.agentError(ctx, "run the ready command", err)
+			return w.agentError(ctx, s, "run the ready command", err)
 		case exit == 0:
 			return nil
 		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return w.agentError(ctx, "run the ready command", ctx.Err())
+			return w.agentError(ctx, s, "run the ready command", ctx.Err())
 		}
 	}
 }

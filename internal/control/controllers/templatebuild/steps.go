@@ -1,6 +1,7 @@
 package templatebuild
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,11 +10,15 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -150,7 +155,7 @@ func (w *work) program(ctx context.Context, s *started, user, what, dir, script 
 		Stdout: out, Stderr: trouble, Env: maps.Clone(w.settings.Env), Dir: dir,
 	})
 	if err != nil {
-		return w.agentError(ctx, what, err)
+		return w.agentError(ctx, s, what, err)
 	}
 	if exit != 0 {
 		return refuse(w.log.step, "failed to %s: command failed: exit status %d", what, exit)
@@ -158,23 +163,41 @@ func (w *work) program(ctx context.Context, s *started, user, what, dir, script 
 	return nil
 }
 
-// agentError tells an agent's refusal, which another attempt would meet too, from a fault on the way to it.
-func (w *work) agentError(ctx context.Context, what string, err error) error {
+// endTime is how long a build waits for the news that the sandbox of a command has ended.
+const endTime = 5 * time.Second
+
+// agentError tells an agent's refusal, and the end of its sandbox, which another attempt would meet too, from a fault on the way to it.
+func (w *work) agentError(ctx context.Context, s *started, what string, err error) error {
 	if f, is := errors.AsType[*failure](context.Cause(ctx)); is {
 		return f
 	}
 	if ctx.Err() != nil {
 		return err
 	}
-	c, is := errors.AsType[*connect.Error](err)
-	if !is {
-		return fmt.Errorf("%s: %w: %w", what, err, errs.ErrUnavailable)
+	if c, is := errors.AsType[*connect.Error](err); is {
+		switch c.Code() { //nolint:exhaustive // all others may pass
+		case connect.CodeUnauthenticated, connect.CodeInvalidArgument, connect.CodeNotFound, connect.CodePermissionDenied:
+			return refuse(w.log.step, "failed to %s: command failed: %s", what, c.Error())
+		}
 	}
-	switch c.Code() { //nolint:exhaustive // all others may pass
-	case connect.CodeUnauthenticated, connect.CodeInvalidArgument, connect.CodeNotFound, connect.CodePermissionDenied:
-		return refuse(w.log.step, "failed to %s: command failed: %s", what, c.Error())
+	if why := w.endOf(ctx, s); why != "" { // such as one without memory
+		return refuse(w.log.step, "failed to %s: its sandbox has ended: %s", what, why)
 	}
 	return fmt.Errorf("%s: %w: %w", what, err, errs.ErrUnavailable)
+}
+
+// endOf returns why a sandbox has ended; empty if it has not.
+func (w *work) endOf(ctx context.Context, s *started) (why string) {
+	ctx, stop := context.WithTimeout(ctx, endTime)
+	defer stop()
+	_, _ = w.r.Objects.WaitSandbox(ctx, client.ObjectKeyFromObject(s), func(now *agents.Sandbox) (bool, error) { // it runs if the time ends
+		if now != nil && now.UID == s.UID && sandbox.PhaseOf(now) == sandbox.Dead {
+			_, why, _ = sandbox.Failure(now)
+			why = cmp.Or(why, "no reason is known")
+		}
+		return why != "" || now == nil, nil
+	})
+	return why
 }
 
 // copy unpacks uploaded files in the sandbox, by its own programs.
@@ -192,7 +215,7 @@ func (w *work) copy(ctx context.Context, s *started, step *barchan.BuildStep) er
 	}
 	archive := "/tmp/.barchan-" + step.FilesHash[:16] + ".tar.gz"
 	if _, err := agent.Upload(ctx, archive, io.Reader(files), nil); err != nil {
-		return w.agentError(ctx, "copy files", err)
+		return w.agentError(ctx, s, "copy files", err)
 	}
 	args := append(append([]string(nil), step.Args...), "", "")[:4]
 	dest := absolute(args[1], w.settings.Workdir)
