@@ -25,7 +25,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 )
 
-// makeTables makes what decides from memory: routes, ready members, quotas, connections to agents.
+// makeTables makes what decides from memory: routes, ready members, quotas, connections to agents; and opens the files of template
+// builds.
 func (d *Daemon) makeTables(context.Context) (err error) {
 	if d.picker, err = picker.New(picker.Config{
 		Writer: d.objects, Identity: d.cfg.NodeName, Log: d.cfg.Log, Metrics: d.metrics,
@@ -36,6 +37,11 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 		MilliCPU: d.cfg.SandboxCPU.MilliValue(), Memory: d.cfg.SandboxMemory.Value(),
 	}}); err != nil {
 		return err
+	}
+	if d.cfg.Role == config.RoleServer {
+		if d.builds, err = builds.Open(builds.Config{Dir: filepath.Join(d.cfg.DataDir, "builds")}); err != nil {
+			return err
+		}
 	}
 	d.assumed = assumecache.New(d.cache.Sandbox)
 	reach := agentclient.Config{Tokens: d.tokens}
@@ -89,6 +95,7 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 		Routes: d.replicatedRoutes(), Agents: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
+		BuildFiles:  d.builds,
 		DefaultSize: templates.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
 	})
 	return err

@@ -161,8 +161,13 @@ func (a archive) check() error {
 	if problems := validation.IsDNS1123Label(a.namespace); len(problems) > 0 {
 		return fmt.Errorf("namespace %.64q: %s: %w", a.namespace, strings.Join(problems, "; "), errs.ErrInvalid)
 	}
-	if !hashForm.MatchString(a.hash) {
-		return errs.Public(errs.ErrInvalid, fmt.Sprintf("hash: %.80q must be 64 lower-case hex digits", a.hash))
+	return CheckHash(a.hash)
+}
+
+// CheckHash refuses a hash that is not of the form of archives', as an errs.ErrInvalid.
+func CheckHash(hash string) error {
+	if !hashForm.MatchString(hash) {
+		return errs.Public(errs.ErrInvalid, fmt.Sprintf("hash: %.80q must be 64 lower-case hex digits", hash))
 	}
 	return nil
 }
