@@ -97,7 +97,6 @@ type Daemon struct {
 	builds        *builds.Store // files of template builds; nil but in a server
 	binder        *agentclient.Client
 	manager       *manager.Manager
-	builds        *builds.Store
 	recorder      events.EventRecorder
 	flushEvents   func()
 	gateway       *gateway.Gateway

@@ -111,6 +111,9 @@ func TestTemplateBuilds(t *testing.T) {
 			t.Error("the start command does not run")
 		}
 	})
+	t.Run("the unmodified SDK", func(t *testing.T) {
+		runSDK(t, "builds.test.mjs", append(s.in(t).clientEnv(), "BASE_IMAGE="+baseImage))
+	})
 	t.Run("deleted while it runs", func(t *testing.T) {
 		s := s.in(t)
 		s.apply(fmt.Sprintf(buildManifest, "seven", "never", image, `{type: Run, args: ["sleep 600"]}`, "", ""))
