@@ -47,7 +47,7 @@ var layers = [][]string{
 		"internal/control/apiserver/gc", "internal/control/apiserver/kinds", "internal/control/apiserver/liblog", // without storage; the rest is apiserver's family
 	},
 	3: {
-		"internal/control/apiserver", "internal/control/cache", "internal/control/apistatus", "internal/control/assumecache", "internal/control/picker", "internal/control/quota",
+		"internal/control/apiserver", "internal/control/cache", "internal/control/apistatus", "internal/control/assumecache", "internal/control/builds", "internal/control/picker", "internal/control/quota",
 		"internal/node/ctrd", "internal/node/oci", "internal/node/netdev", "internal/node/baseimage", "internal/node/toolchain", "internal/node/resolver",
 		"internal/edge/peers", "internal/edge/acme", "internal/guest/envd",
 		"internal/client/adminclient", "internal/client/restclient", "internal/client/kubeobjects", "internal/testkit",

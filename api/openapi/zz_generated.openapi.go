@@ -47,11 +47,17 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.APIKey{}.OpenAPIModelName():                              schema_barchan_api_barchan_v1alpha1_APIKey(ref),
 		v1alpha1.APIKeyList{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_APIKeyList(ref),
 		v1alpha1.APIKeySpec{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref),
+		v1alpha1.BuildSource{}.OpenAPIModelName():                         schema_barchan_api_barchan_v1alpha1_BuildSource(ref),
+		v1alpha1.BuildStep{}.OpenAPIModelName():                           schema_barchan_api_barchan_v1alpha1_BuildStep(ref),
 		v1alpha1.Checkpoint{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_Checkpoint(ref),
 		v1alpha1.CheckpointList{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_CheckpointList(ref),
 		v1alpha1.CheckpointSource{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_CheckpointSource(ref),
 		v1alpha1.CheckpointSpec{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_CheckpointSpec(ref),
 		v1alpha1.CheckpointStatus{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref),
+		v1alpha1.TemplateBuild{}.OpenAPIModelName():                       schema_barchan_api_barchan_v1alpha1_TemplateBuild(ref),
+		v1alpha1.TemplateBuildList{}.OpenAPIModelName():                   schema_barchan_api_barchan_v1alpha1_TemplateBuildList(ref),
+		v1alpha1.TemplateBuildSpec{}.OpenAPIModelName():                   schema_barchan_api_barchan_v1alpha1_TemplateBuildSpec(ref),
+		v1alpha1.TemplateBuildStatus{}.OpenAPIModelName():                 schema_barchan_api_barchan_v1alpha1_TemplateBuildStatus(ref),
 		v1alpha1.TemplateRevision{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_TemplateRevision(ref),
 		v1alpha1.TemplateRevisionList{}.OpenAPIModelName():                schema_barchan_api_barchan_v1alpha1_TemplateRevisionList(ref),
 		v1alpha1.TemplateRevisionSpec{}.OpenAPIModelName():                schema_barchan_api_barchan_v1alpha1_TemplateRevisionSpec(ref),
@@ -538,6 +544,13 @@ func schema_barchan_api_agents_v1beta1_BarchanSpec(ref common.ReferenceCallback)
 						SchemaProps: spec.SchemaProps{
 							Description: "WarmUp is run in the sandbox before it is ready for the first time. Members of a warm pool are restored from the checkpoint of one in which it has run. Refused in a cluster, where a sandbox is a Pod.",
 							Ref:         ref(v1beta1.WarmUp{}.OpenAPIModelName()),
+						},
+					},
+					"defaultUser": {
+						SchemaProps: spec.SchemaProps{
+							Description: "DefaultUser runs the programs of requests that name no user. Default: the container's, else \"user\" where the image has it, else root. It has no effect in a Pod of a cluster.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"fork": {
@@ -1481,6 +1494,87 @@ func schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref common.ReferenceCallback
 	}
 }
 
+func schema_barchan_api_barchan_v1alpha1_BuildSource(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BuildSource is what a build starts from: an image or a template.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"image": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Image is an image's name. Its entrypoint is not run.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"templateName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TemplateName is a template of this namespace, or a public one.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_BuildStep(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BuildStep is one instruction.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Default: "",
+							Type:    []string{"string"},
+							Format:  "",
+						},
+					},
+					"args": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Args depend on Type.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"filesHash": {
+						SchemaProps: spec.SchemaProps{
+							Description: "FilesHash names the uploaded archive of a Copy: 64 lower-case hex digits.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"force": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Force runs the step, and all after it, even if their results are kept.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"type", "args"},
+			},
+		},
+	}
+}
+
 func schema_barchan_api_barchan_v1alpha1_Checkpoint(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1835,6 +1929,273 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 		},
 		Dependencies: []string{
 			v1alpha1.CheckpointSource{}.OpenAPIModelName(), resource.Quantity{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_TemplateBuild(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TemplateBuild makes a template by steps. Deleting it cancels it.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1alpha1.TemplateBuildSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1alpha1.TemplateBuildStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.TemplateBuildSpec{}.OpenAPIModelName(), v1alpha1.TemplateBuildStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_TemplateBuildList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TemplateBuildList is a list of builds.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.TemplateBuild{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.TemplateBuild{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_TemplateBuildSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TemplateBuildSpec says how to make a template. It cannot change once from is set.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"templateName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TemplateName is the SandboxTemplate of this namespace that the build makes, or replaces if a build has made it.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"from": {
+						SchemaProps: spec.SchemaProps{
+							Description: "From is what the build starts from. Unset: the build waits for it.",
+							Ref:         ref(v1alpha1.BuildSource{}.OpenAPIModelName()),
+						},
+					},
+					"steps": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Steps are done in this order. The result of each is kept, and used again by builds in this namespace that begin with the same steps.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BuildStep{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"startCommand": {
+						SchemaProps: spec.SchemaProps{
+							Description: "StartCommand is run in a shell after the last step, and runs in every sandbox of the template.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"readyCommand": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ReadyCommand is run in a shell until it succeeds. Then the sandbox's memory is kept, from which the template's sandboxes start. Without it the build waits 20 seconds for StartCommand.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"force": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Force runs all steps.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"cpu": {
+						SchemaProps: spec.SchemaProps{
+							Description: "CPU is the limit of the template's sandboxes. Unset: that of the template of from, or the server's default.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
+					"memory": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Memory is the limit of the template's sandboxes, likewise.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"templateName"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BuildSource{}.OpenAPIModelName(), v1alpha1.BuildStep{}.OpenAPIModelName(), resource.Quantity{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_TemplateBuildStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TemplateBuildStatus is what the build's controller last did.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"phase": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Phase is a summary: Pending, Building, Ready or Failed.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions has one, Ready. Its message names why a build waits or failed.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"step": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Step is the number of the step that is done now, from 1; of an ended build, of the last one that was done.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"cachedSteps": {
+						SchemaProps: spec.SchemaProps{
+							Description: "CachedSteps is how many steps were not done, since their result was kept.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"failedStep": {
+						SchemaProps: spec.SchemaProps{
+							Description: "FailedStep is the number of the step that failed, or base for the start of from, or finalize for the end.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"templateID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TemplateID is the template's ID in the E2B API.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"checkpointName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "CheckpointName is the Checkpoint that the template's sandboxes start from; empty if it has no step of its own.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"startedAt": {
+						SchemaProps: spec.SchemaProps{
+							Description: "StartedAt is when the build left Pending.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"completedAt": {
+						SchemaProps: spec.SchemaProps{
+							Description: "CompletedAt is when it ended.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 

@@ -2,17 +2,20 @@ package daemon
 
 import (
 	"context"
+	"path/filepath"
 	"slices"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
+	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
 	"github.com/barchan-dev/barchan/internal/control/controllers/checkpoint"
 	"github.com/barchan-dev/barchan/internal/control/controllers/claim"
 	"github.com/barchan-dev/barchan/internal/control/controllers/history"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmpool"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmup"
 	"github.com/barchan-dev/barchan/internal/control/manager"
@@ -22,7 +25,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 )
 
-// makeTables makes what decides from memory: routes, ready members, quotas, connections to agents.
+// makeTables makes what decides from memory: routes, ready members, quotas, connections to agents; and opens the files of template
+// builds.
 func (d *Daemon) makeTables(context.Context) (err error) {
 	if d.picker, err = picker.New(picker.Config{
 		Writer: d.objects, Identity: d.cfg.NodeName, Log: d.cfg.Log, Metrics: d.metrics,
@@ -33,6 +37,11 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 		MilliCPU: d.cfg.SandboxCPU.MilliValue(), Memory: d.cfg.SandboxMemory.Value(),
 	}}); err != nil {
 		return err
+	}
+	if d.cfg.Role == config.RoleServer {
+		if d.builds, err = builds.Open(builds.Config{Dir: filepath.Join(d.cfg.DataDir, "builds")}); err != nil {
+			return err
+		}
 	}
 	d.assumed = assumecache.New(d.cache.Sandbox)
 	reach := agentclient.Config{Tokens: d.tokens}
@@ -81,6 +90,7 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 		Routes: d.replicatedRoutes(), Agents: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
+		BuildFiles:  d.builds,
 		DefaultSize: templates.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
 	})
 	return err
@@ -113,7 +123,7 @@ func (d *Daemon) controllerServices() services {
 		list, all = append(list, boot.Background("repairs", d.recordRepairs)), d.nodeControllers()
 	}
 	if d.cfg.Role == config.RoleServer {
-		all = slices.Concat(all, d.warmUpControllers(), d.objectControllers(d.cache))
+		all = slices.Concat(all, d.memoryControllers(), d.objectControllers(d.cache))
 	}
 	for _, c := range all {
 		list = append(list, boot.Service{Name: c.name, Run: func(ctx context.Context, ready func()) error {
@@ -160,11 +170,27 @@ func (d *Daemon) nodeControllers() []controllerSpec {
 	}
 }
 
-// warmUpControllers need a node that keeps memory.
-func (d *Daemon) warmUpControllers() []controllerSpec {
-	return []controllerSpec{{"warm-ups", func() (controller, error) {
-		return warmup.New(warmup.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Events: d.recorder})
-	}}}
+// memoryControllers need a node that keeps memory and files.
+func (d *Daemon) memoryControllers() []controllerSpec {
+	return []controllerSpec{
+		{"warm-ups", func() (controller, error) {
+			return warmup.New(warmup.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Events: d.recorder})
+		}},
+		{"template builds", func() (controller, error) {
+			return templatebuild.New(templatebuild.Config{
+				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Agents: d.binder, Quota: d.quotas,
+				Store: d.builds, PublicNamespace: templates.PublicNamespace, ImageDigest: d.imageDigest(), Events: d.recorder,
+			})
+		}},
+	}
+}
+
+// imageDigest returns how builds learn an image's digest; nil where the images are those of another process.
+func (d *Daemon) imageDigest() func(ctx context.Context, ref string) (string, error) {
+	if d.machine == nil {
+		return nil
+	}
+	return d.machine.Node.ImageDigest
 }
 
 // objectControllers only read and write objects. warmUps is nil where no checkpoint can be taken.

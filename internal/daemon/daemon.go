@@ -25,6 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
+	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/controllers/podrun"
 	"github.com/barchan-dev/barchan/internal/control/manager"
@@ -93,6 +94,7 @@ type Daemon struct {
 	picker        *picker.Picker
 	assumed       *assumecache.Sandboxes
 	quotas        *quota.Quotas
+	builds        *builds.Store // files of template builds; nil but in a server
 	binder        *agentclient.Client
 	manager       *manager.Manager
 	recorder      events.EventRecorder

@@ -250,7 +250,7 @@ func done(t *testing.T, result chan error) {
 func TestCachesPhaseWaitsForEveryKind(t *testing.T) {
 	for kind, listed := range map[string]bool{
 		"sandboxes": true, "sandboxtemplates": true, "sandboxwarmpools": true, "apikeys": true, "checkpoints": true, "namespaces": true,
-		"sandboxclaims": false, "templaterevisions": false,
+		"sandboxclaims": false, "templaterevisions": false, "templatebuilds": false,
 	} {
 		t.Run(kind, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

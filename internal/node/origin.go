@@ -62,6 +62,12 @@ func (n *Node) checkRestores(ctx context.Context, was memimage.Build) error {
 	return errs.Retryable(err)
 }
 
+// ImageDigest returns the digest of an image, which it pulls if the node lacks it.
+func (n *Node) ImageDigest(ctx context.Context, ref string) (string, error) {
+	image, err := n.host.FindImage(ctx, &plan.Plan{Image: ref})
+	return image.Digest, err
+}
+
 // imageFor returns the image of a new sandbox: that of its checkpoint if both name the same, even if the name now belongs to
 // another image.
 func (n *Node) imageFor(ctx context.Context, p *plan.Plan, o *checkpoint.Origin) (ctrd.Image, error) {

@@ -132,6 +132,10 @@ func TestNodeApart(t *testing.T) {
 	front.start()
 	same("after the server's end")
 
+	front.mustBuild("apart", "built", "templateName: base", `{type: Run, args: ["echo apart > word"]}`, "", "")
+	if _, out := front.keep("built", "sh", "-c", "cat ~/word"); out != "apart\n" {
+		t.Errorf("in a sandbox of a built template: %q", out)
+	}
 	front.must("pause", id)
 	front.must("resume", id)
 	snapshot := front.snapshot(id, nil)

@@ -53,6 +53,7 @@ func kinds() map[string]kind {
 			barchan.GroupVersion.WithKind(""), func() client.Object { return &barchan.TemplateRevision{} },
 			"{templateName: t, revision: " + revision + ", number: 1, content: {a: {b: [1, x]}}}",
 		},
+		"TemplateBuild": {barchan.GroupVersion.WithKind(""), func() client.Object { return &barchan.TemplateBuild{} }, "templateName: t"},
 	}
 	for name, k := range all {
 		k.gvk.Kind = name

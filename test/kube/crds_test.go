@@ -125,7 +125,7 @@ func TestCRDs(t *testing.T) {
 	c := newClient(t, startKube(t))
 	for _, list := range []client.ObjectList{
 		&agents.SandboxList{}, &extensions.SandboxTemplateList{}, &extensions.SandboxWarmPoolList{}, &extensions.SandboxClaimList{},
-		&barchan.CheckpointList{}, &barchan.APIKeyList{}, &barchan.TemplateRevisionList{},
+		&barchan.CheckpointList{}, &barchan.APIKeyList{}, &barchan.TemplateRevisionList{}, &barchan.TemplateBuildList{},
 	} {
 		if err := c.List(t.Context(), list, client.InNamespace(metav1.NamespaceDefault)); err != nil {
 			t.Errorf("list %T: %v", list, err)

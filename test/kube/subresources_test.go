@@ -175,7 +175,9 @@ func tables(t *testing.T, s server) (out []string) {
 	claim.Status.Conditions, claim.Status.Sandbox.Name = ready, "shown"
 	checkpoint := s.make(t, "Checkpoint", "shown", "{}").(*barchan.Checkpoint)
 	checkpoint.Status.Phase = "Ready"
-	for _, o := range []client.Object{box, pool, claim, checkpoint} {
+	build := s.make(t, "TemplateBuild", "shown", "{}").(*barchan.TemplateBuild)
+	build.Status.Phase, build.Status.Step, build.Status.CachedSteps = barchan.BuildBuilding, 2, 1
+	for _, o := range []client.Object{box, pool, claim, checkpoint, build} {
 		if err := s.Status().Update(t.Context(), o); err != nil {
 			t.Fatalf("%s: %v", s.name, err)
 		}
@@ -187,6 +189,7 @@ func tables(t *testing.T, s server) (out []string) {
 	s.make(t, "Sandbox", "unknown", "{}")
 	s.make(t, "SandboxClaim", "unknown", "{}")
 	s.make(t, "Checkpoint", "unknown", "{}")
+	s.make(t, "TemplateBuild", "unknown", "{}")
 	for _, crd := range readCRDs(t) {
 		out = append(out, s.table(t, fmt.Sprintf("/apis/%s/%s/namespaces/default/%s", crd.Spec.Group, crd.Spec.Versions[0].Name, crd.Spec.Names.Plural))...)
 	}

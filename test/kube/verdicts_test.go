@@ -22,7 +22,7 @@ func verdicts() []verdict {
 	all := []verdict{}
 	for _, of := range [][]verdict{
 		metadataVerdicts(), sandboxVerdicts(), originVerdicts(), egressVerdicts(), templateVerdicts(), poolVerdicts(), autoscaleVerdicts(),
-		claimVerdicts(), checkpointVerdicts(), keyVerdicts(), revisionVerdicts(),
+		claimVerdicts(), checkpointVerdicts(), keyVerdicts(), revisionVerdicts(), buildVerdicts(),
 	} {
 		all = append(all, of...)
 	}
@@ -320,5 +320,32 @@ func revisionVerdicts() []verdict {
 		{kind: "TemplateRevision", name: "another number", object: "{}", change: "spec: {number: 2}", field: "spec"},
 		{kind: "TemplateRevision", name: "another content", object: "{}", change: "spec: {content: {a: {b: [2, x]}}}", field: "spec"},
 		{kind: "TemplateRevision", name: "label", object: "{}", change: "metadata: {labels: {a: b}}"},
+	}
+}
+
+func buildVerdicts() []verdict {
+	const from = "from: {image: x}"
+	hash := strings.Repeat("0123456789abcdef", 4)
+	return []verdict{
+		{kind: "TemplateBuild", name: "as it is", object: "{}"},
+		{kind: "TemplateBuild", name: "all set", object: "spec: {" + from + ", steps: [{type: Run, args: [ls, root], force: true}, {type: Copy, args: [a, b, '', '0644'], filesHash: " + hash + "}, " +
+			"{type: Env, args: [A, b]}, {type: Workdir, args: [/a]}, {type: User, args: [root]}], startCommand: a, readyCommand: b, force: true, cpu: 500m, memory: 1Gi}"},
+		{kind: "TemplateBuild", name: "no template", object: "spec: {templateName: null}", field: "spec.templateName"},
+		{kind: "TemplateBuild", name: "template's name", object: "spec: {templateName: A_b}", field: "spec.templateName"},
+		{kind: "TemplateBuild", name: "from nothing", object: "spec: {from: {}}", field: "spec.from"},
+		{kind: "TemplateBuild", name: "from two", object: "spec: {from: {image: x, templateName: t}}", field: "spec.from"},
+		{kind: "TemplateBuild", name: "from a template", object: "spec: {from: {image: '', templateName: t}}"},
+		{kind: "TemplateBuild", name: "step's type", object: "spec: {steps: [{type: Mount, args: [a]}]}", field: "spec.steps[0].type"},
+		{kind: "TemplateBuild", name: "step without arguments", object: "spec: {steps: [{type: Run, args: []}]}", field: "spec.steps[0].args"},
+		{kind: "TemplateBuild", name: "step with too many", object: "spec: {steps: [{type: Run, args: [a, b, c]}]}", field: "spec.steps[0].args"},
+		{kind: "TemplateBuild", name: "copy without destination", object: "spec: {steps: [{type: Copy, args: [a], filesHash: " + hash + "}]}", field: "spec.steps[0].args"},
+		{kind: "TemplateBuild", name: "copy without files", object: "spec: {steps: [{type: Copy, args: [a, b]}]}", field: "spec.steps[0].filesHash"},
+		{kind: "TemplateBuild", name: "files' hash", object: "spec: {steps: [{type: Copy, args: [a, b], filesHash: x}]}", field: "spec.steps[0].filesHash"},
+		{kind: "TemplateBuild", name: "files of a command", object: "spec: {steps: [{type: Run, args: [a], filesHash: " + hash + "}]}", field: "spec.steps[0].filesHash"},
+		{kind: "TemplateBuild", name: "variable without value", object: "spec: {steps: [{type: Env, args: [a, b, c]}]}", field: "spec.steps[0].args"},
+		{kind: "TemplateBuild", name: "begins", object: "{}", change: "spec: {" + from + ", steps: [{type: Run, args: [ls]}]}"},
+		{kind: "TemplateBuild", name: "another step later", object: "spec: {" + from + "}", change: "spec: {steps: [{type: Run, args: [ls]}]}", field: "spec"},
+		{kind: "TemplateBuild", name: "another template", object: "{}", change: "spec: {templateName: other}", field: "spec.templateName"},
+		{kind: "TemplateBuild", name: "label", object: "spec: {" + from + "}", change: "metadata: {labels: {a: b}}"},
 	}
 }

@@ -82,6 +82,12 @@ type BarchanSpec struct {
 	// restored from the checkpoint of one in which it has run. Refused in a cluster, where a sandbox is a Pod.
 	// +optional
 	WarmUp *WarmUp `json:"warmUp,omitempty"`
+	// DefaultUser runs the programs of requests that name no user. Default: the container's, else "user" where the image has it,
+	// else root. It has no effect in a Pod of a cluster.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[^:\s]*$`
+	DefaultUser string `json:"defaultUser,omitempty"`
 	// Fork restricts what forks take from the sandbox. Unset: all but the environment variables of its claim.
 	// +optional
 	Fork *ForkPolicy `json:"fork,omitempty"`

@@ -1,6 +1,7 @@
 package v1beta1
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,6 +18,8 @@ const (
 	maxEgressEntries = 1000
 	// maxWarmUpWords is how long a warm-up's command may be, maxWarmUpSeconds how long it may run.
 	maxWarmUpWords, maxWarmUpSeconds = 256, 3600
+	// maxUserName is how long a user's name may be.
+	maxUserName = 64
 )
 
 // Validate checks a Sandbox after defaulting. old is nil on create. Each error names its field.
@@ -133,6 +136,9 @@ func validateOrigin(b *BarchanSpec, path *field.Path) (errs field.ErrorList) {
 		if w.TimeoutSeconds < 1 || w.TimeoutSeconds > maxWarmUpSeconds {
 			errs = append(errs, field.Invalid(path.Child("warmUp", "timeoutSeconds"), w.TimeoutSeconds, "must be from 1 to 3600"))
 		}
+	}
+	if u := b.DefaultUser; len(u) > maxUserName || strings.ContainsAny(u, ": \t\n\v\f\r") {
+		errs = append(errs, field.Invalid(path.Child("defaultUser"), u, fmt.Sprintf("must be a user's name, of at most %d characters", maxUserName)))
 	}
 	if f := b.Fork; f != nil {
 		errs = append(errs, OneOf(path.Child("fork", "secrets"), f.Secrets, SecretsRefuse, SecretsAllow)...)

@@ -21,6 +21,16 @@ func (in APIKeySpec) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BuildSource) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.BuildSource"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BuildStep) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.BuildStep"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in Checkpoint) OpenAPIModelName() string {
 	return "dev.barchan.v1alpha1.Checkpoint"
 }
@@ -43,6 +53,26 @@ func (in CheckpointSpec) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in CheckpointStatus) OpenAPIModelName() string {
 	return "dev.barchan.v1alpha1.CheckpointStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TemplateBuild) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.TemplateBuild"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TemplateBuildList) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.TemplateBuildList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TemplateBuildSpec) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.TemplateBuildSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TemplateBuildStatus) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.TemplateBuildStatus"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

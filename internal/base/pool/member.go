@@ -16,7 +16,7 @@ const (
 	// LabelOrigin is the UID of the pool through which a sandbox was claimed, warm or cold.
 	LabelOrigin = "barchan.dev/warm-pool"
 	// AnnotationTemplateID is the ID of the template of a sandbox. Its name is in
-	// [agents.AnnotationTemplateRef].
+	// [agents.AnnotationTemplateRef]. On a template that a build made it is [BuiltTemplateID].
 	AnnotationTemplateID = "barchan.dev/template-id"
 	// AnnotationTemplateName is that template's [TemplateName], if it differs from its object's.
 	AnnotationTemplateName = "barchan.dev/template-name"
@@ -45,10 +45,21 @@ func TemplateOf(p *extensions.SandboxWarmPool) types.NamespacedName {
 // templateLead is the first letter of templates' IDs, which distinguishes them from sandboxes'.
 const templateLead = "t"
 
-// TemplateID returns the ID of a template: 20 lower-case letters and digits.
+// TemplateID returns the ID of a template: 20 lower-case letters and digits. It is that of the object, or, where the
+// annotation has that, of its name.
 func TemplateID(t *extensions.SandboxTemplate) string {
-	return templateLead + string(sandbox.IDOf(t.UID))[1:]
+	if id := BuiltTemplateID(t.Namespace, t.Name); t.Annotations[AnnotationTemplateID] == id {
+		return id
+	}
+	return templateIDOf(t.UID)
 }
+
+// BuiltTemplateID returns the ID of a template that a build makes. Clients get it before the template exists.
+func BuiltTemplateID(namespace, name string) string {
+	return templateIDOf(types.UID(namespace + "/" + name)) // no UID has a slash
+}
+
+func templateIDOf(uid types.UID) string { return templateLead + string(sandbox.IDOf(uid))[1:] }
 
 // TemplateName returns the users' name of a template. E2B's names may have underscores, which object
 // names cannot: such a name is an alias of the template, the first one if there are several.

@@ -147,3 +147,25 @@ func TestNetworkPolicyComesAlong(t *testing.T) {
 		}
 	}
 }
+
+// TestBuiltTemplateID: only a template with the annotation of its own name has the ID of that name.
+func TestBuiltTemplateID(t *testing.T) {
+	id := pool.BuiltTemplateID("team", "mine")
+	if len(id) != 20 || id[0] != 't' || id == pool.BuiltTemplateID("team", "other") || id == pool.BuiltTemplateID("team-b", "mine") {
+		t.Errorf("the ID is %q", id)
+	}
+	of := func(name, annotation string) string {
+		return pool.TemplateID(&extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "team", Name: name, UID: "uid", Annotations: map[string]string{pool.AnnotationTemplateID: annotation},
+		}})
+	}
+	byUID := of("mine", "")
+	if got := of("mine", id); got != id {
+		t.Errorf("of the build's template: %q, want %q", got, id)
+	}
+	for name, annotation := range map[string]string{"other": id, "mine": pool.BuiltTemplateID("team", "other")} {
+		if got := of(name, annotation); got != byUID {
+			t.Errorf("of %s with the ID of another: %q, want %q", name, got, byUID)
+		}
+	}
+}

@@ -23,6 +23,8 @@ type content struct {
 	Network   networkContent          `json:"network"`
 	Reach     *agents.EgressPolicy    `json:"reach,omitempty"`
 	OpenAgent bool                    `json:"openAgent,omitempty"`
+	// DefaultUser is part of the agent's configuration at its start.
+	DefaultUser string `json:"defaultUser,omitempty"`
 	// Restore and WarmUp are what members start from, and what is run in them first.
 	Restore *agents.RestoreSource `json:"restore,omitempty"`
 	WarmUp  *agents.WarmUp        `json:"warmUp,omitempty"`
@@ -48,8 +50,8 @@ var revisionText = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPa
 //
 // Part of it are podTemplate.spec, volumeClaimTemplates (names and specs), service, the network
 // policy in force, spec.barchan.sandbox.network, and access.openAgent, since an agent is
-// started with its token or without; and of spec.barchan.sandbox what the sandboxes start from:
-// restore, by the checkpoint's name, and warmUp.
+// started with its token or without; and of spec.barchan.sandbox what the sandboxes start from and by whom:
+// restore, by the checkpoint's name, warmUp and defaultUser.
 //
 // No part of it are the template's own metadata and podTemplate.metadata, the labels and
 // annotations of volume claims, the policies on what claims may bring, aliases and visibility,
@@ -90,7 +92,7 @@ func Revision(t *extensions.SandboxTemplate) (revision string, canonical []byte,
 	if b := t.Spec.Barchan; b != nil && b.Sandbox != nil {
 		c.Reach = canonReach(b.Sandbox.Network)
 		c.OpenAgent = b.Sandbox.Access != nil && b.Sandbox.Access.OpenAgent
-		c.Restore, c.WarmUp = b.Sandbox.Restore, b.Sandbox.WarmUp
+		c.Restore, c.WarmUp, c.DefaultUser = b.Sandbox.Restore, b.Sandbox.WarmUp, b.Sandbox.DefaultUser
 		if c.WarmUp != nil {
 			fill(&c.WarmUp.TimeoutSeconds, agents.DefaultWarmUpSeconds)
 		}

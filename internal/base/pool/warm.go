@@ -24,6 +24,13 @@ const (
 	maxWarmName = 200
 )
 
+// BuildPool is the pool UID of the sandboxes in which template builds run their steps; no such pool exists. They are like seeds,
+// but their builds hold the namespace's quota.
+const BuildPool types.UID = "template-build"
+
+// IsInternal reports whether a sandbox is for the server's own use, a seed or that of a build, and no member of a pool.
+func IsInternal(s *agents.Sandbox) bool { return IsSeed(s) || MemberOf(s) == BuildPool }
+
 // IsSeed reports whether a sandbox exists only for its template's warm-up.
 func IsSeed(s *agents.Sandbox) bool { return MemberOf(s) == SeedPool }
 

@@ -165,13 +165,22 @@ func (b *Client) Agent(s *agents.Sandbox) (*envd.Client, error) {
 	return b.agent(s, destination{uid: s.UID})
 }
 
+// AgentAs returns a client whose programs run as a user of the sandbox; empty: the agent's default.
+func (b *Client) AgentAs(s *agents.Sandbox, user string) (*envd.Client, error) {
+	return b.agentAs(s, destination{uid: s.UID}, user)
+}
+
 func (b *Client) agent(s *agents.Sandbox, to destination) (*envd.Client, error) {
+	return b.agentAs(s, to, "")
+}
+
+func (b *Client) agentAs(s *agents.Sandbox, to destination, user string) (*envd.Client, error) {
 	id := sandbox.IDOf(s.UID)
 	if len(s.Status.PodIPs) == 0 {
 		return nil, fmt.Errorf("sandbox %s has no address: %w", id, errs.ErrUnavailable)
 	}
 	return envd.NewClient(envd.ClientConfig{
-		HTTP: &http.Client{Transport: sender{b, to}, CheckRedirect: noRedirect}, BaseURL: agentURL(s), Token: func() string { return b.tokens.Agent(id) },
+		HTTP: &http.Client{Transport: sender{b, to}, CheckRedirect: noRedirect}, BaseURL: agentURL(s), User: user, Token: func() string { return b.tokens.Agent(id) },
 	})
 }
 

@@ -210,6 +210,11 @@ func (c *Cache) TemplateRevisions(ctx context.Context, template types.Namespaced
 	return copies(in(template.Namespace, found), err)
 }
 
+// TemplateBuilds returns the builds of a namespace, or of all if it is empty.
+func (c *Cache) TemplateBuilds(ctx context.Context, namespace string) ([]barchan.TemplateBuild, error) {
+	return copies(shared[*barchan.TemplateBuild](ctx, c, toolscache.NamespaceIndex, namespace))
+}
+
 // Pool returns one warm pool by name.
 func (c *Cache) Pool(ctx context.Context, key types.NamespacedName) (*extensions.SandboxWarmPool, error) {
 	return read(ctx, c.memory(), key, &extensions.SandboxWarmPool{})

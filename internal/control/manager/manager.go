@@ -1,5 +1,5 @@
 // Package manager puts the operations of the APIs together, one field for each part: keys, templates, sandboxes,
-// snapshots, creates. A tenant is a namespace. It parses no wire format, runs no sandbox, and has no rule of its
+// builds, snapshots, creates. A tenant is a namespace. It parses no wire format, runs no sandbox, and has no rule of its
 // own; the parts write desired state into objects and wait for the controllers.
 //
 // Every error that a user may see carries a public message ([errs.PublicMessage]). It has no lock.
@@ -17,10 +17,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/signedurl"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
+	buildfiles "github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/claiming"
 	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
+	"github.com/barchan-dev/barchan/internal/control/manager/builds"
 	"github.com/barchan-dev/barchan/internal/control/manager/creating"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/manager/snapshots"
@@ -35,6 +38,7 @@ type Cache interface {
 	templates.Cache
 	sandboxes.Cache
 	snapshots.Cache
+	builds.Cache
 	creating.Cache
 }
 
@@ -54,6 +58,8 @@ type Config struct {
 	Assumed *assumecache.Sandboxes
 	// Gate refuses new work while the server is degraded. Nil: never.
 	Gate *health.Gate
+	// BuildFiles are the files of template builds. Nil: this process has no builds.
+	BuildFiles *buildfiles.Store
 	// Metrics may be nil.
 	Metrics prometheus.Registerer
 	// MaxTimeout bounds a sandbox's time to live, counted from its start or resume. Default 24 h.
@@ -78,7 +84,9 @@ type Manager struct {
 	Templates *templates.Catalog
 	Sandboxes *sandboxes.Store
 	Snapshots *snapshots.Store
-	Creates   *creating.Creator
+	// Builds is nil where no template builds run: in replicas and on clusters.
+	Builds  *builds.Service
+	Creates *creating.Creator
 }
 
 // New checks the configuration.
@@ -119,6 +127,13 @@ func New(cfg Config) (*Manager, error) {
 		},
 	}
 	m.Snapshots = &snapshots.Store{Sandboxes: m.Sandboxes, Cache: cfg.Cache, CaptureTimeout: cmp.Or(cfg.CaptureTimeout, 10*time.Minute)}
+	if cfg.BuildFiles != nil {
+		key, err := cfg.Tokens.Derive(signedurl.PurposeUploads)
+		if err != nil {
+			return nil, err
+		}
+		m.Builds = &builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Files: cfg.BuildFiles, Log: log, UploadKey: key, Gate: cfg.Gate}
+	}
 	m.Creates = &creating.Creator{
 		Sandboxes: m.Sandboxes, Snapshots: m.Snapshots, Cache: cfg.Cache, Picker: cfg.Picker, Claims: claims,
 		StartTimeout: startTimeout, BindTimeout: bindTimeout, ForkSecrets: cfg.ForkSecrets,

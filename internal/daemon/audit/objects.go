@@ -124,12 +124,12 @@ func files(cfg *config.Config) (found []adminclient.Finding, err error) {
 }
 
 // strayFiles finds leftovers of interrupted writes in the data directory, except in the directories of sandboxes, etcd and
-// containerd, and of memory on disk, which the node checks.
+// containerd, of template builds, which their store checks, and of memory on disk, which the node checks.
 func strayFiles(cfg *config.Config) (stray []string, err error) {
 	notOurs := []string{
 		filepath.Join(cfg.DataDir, "containerd"), filepath.Join(cfg.DataDir, "apiserver", "etcd"), filepath.Join(cfg.DataDir, "node", "memory"),
 		filepath.Join(cfg.DataDir, "node", "sandboxes"), filepath.Join(cfg.DataDir, "node", "claims"),
-		filepath.Join(cfg.DataDir, "node", "checkpoints"), cfg.RunDir, cfg.CacheDir,
+		filepath.Join(cfg.DataDir, "node", "checkpoints"), filepath.Join(cfg.DataDir, "builds"), cfg.RunDir, cfg.CacheDir,
 	}
 	err = filepath.WalkDir(cfg.DataDir, func(path string, d fs.DirEntry, err error) error {
 		switch {
@@ -246,7 +246,7 @@ func (v *view) sandboxes() (found []adminclient.Finding) {
 // poolless reports whether a sandbox is a member of a pool that does not exist.
 func (v *view) poolless(s *agents.Sandbox) bool {
 	uid := pool.MemberOf(s)
-	return uid != "" && !pool.IsSeed(s) && !v.pools[uid]
+	return uid != "" && !pool.IsInternal(s) && !v.pools[uid]
 }
 
 // claims compares claims with the sandboxes that they name, and owned sandboxes with their claims.

@@ -22,6 +22,7 @@ type Tokens interface {
 var (
 	sandboxResource    = schema.GroupResource{Group: agents.GroupVersion.Group, Resource: "sandboxes"}
 	templateResource   = schema.GroupResource{Group: extensions.GroupVersion.Group, Resource: "sandboxtemplates"}
+	buildResource      = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "templatebuilds"}
 	checkpointResource = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "checkpoints"}
 	keyResource        = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "apikeys"}
 
@@ -34,35 +35,41 @@ const sandboxDetail = "GET /sandboxes/{sandboxID}"
 // accessOf is what the caller of a route must be allowed to do with the objects behind it. API keys are allowed everything in
 // their namespace.
 var accessOf = map[string]kubeauth.Access{
-	"POST /sandboxes":                        {Verb: "create", Resource: sandboxResource},
-	"POST /v2/sandboxes":                     {Verb: "create", Resource: sandboxResource},
-	"GET /sandboxes":                         {Verb: "list", Resource: sandboxResource},
-	"GET /v2/sandboxes":                      {Verb: "list", Resource: sandboxResource},
-	"GET /sandboxes/metrics":                 {Verb: "list", Resource: sandboxResource},
-	sandboxDetail:                            {Verb: "get", Resource: sandboxResource},
-	"GET /sandboxes/{sandboxID}/metrics":     {Verb: "get", Resource: sandboxResource},
-	"GET /sandboxes/{sandboxID}/logs":        {Verb: "get", Resource: sandboxResource},
-	"GET /v2/sandboxes/{sandboxID}/logs":     {Verb: "get", Resource: sandboxResource},
-	"DELETE /sandboxes/{sandboxID}":          {Verb: "delete", Resource: sandboxResource},
-	"POST /sandboxes/{sandboxID}/connect":    updateSandboxes,
-	"POST /v2/sandboxes/{sandboxID}/connect": updateSandboxes,
-	"POST /sandboxes/{sandboxID}/timeout":    updateSandboxes,
-	"POST /sandboxes/{sandboxID}/refreshes":  updateSandboxes,
-	"POST /sandboxes/{sandboxID}/pause":      updateSandboxes,
-	"POST /sandboxes/{sandboxID}/resume":     updateSandboxes,
-	"PUT /sandboxes/{sandboxID}/network":     updateSandboxes,
-	"POST /sandboxes/{sandboxID}/fork":       {Verb: "create", Resource: sandboxResource},
-	"POST /sandboxes/{sandboxID}/snapshots":  {Verb: "create", Resource: checkpointResource},
-	"GET /snapshots":                         {Verb: "list", Resource: checkpointResource},
-	"DELETE /templates/{templateID}":         {Verb: "delete", Resource: checkpointResource}, // it deletes snapshots
-	"GET /templates":                         {Verb: "list", Resource: templateResource},
-	"GET /v2/templates":                      {Verb: "list", Resource: templateResource},
-	"GET /templates/{templateID}":            {Verb: "get", Resource: templateResource},
-	"GET /templates/aliases/{alias}":         {Verb: "get", Resource: templateResource},
-	"GET /teams":                             {Verb: "list", Resource: sandboxResource},
-	"GET /api-keys":                          {Verb: "list", Resource: keyResource},
-	"POST /api-keys":                         {Verb: "create", Resource: keyResource},
-	"DELETE /api-keys/{apiKeyID}":            {Verb: "delete", Resource: keyResource},
+	"POST /sandboxes":                                     {Verb: "create", Resource: sandboxResource},
+	"POST /v2/sandboxes":                                  {Verb: "create", Resource: sandboxResource},
+	"GET /sandboxes":                                      {Verb: "list", Resource: sandboxResource},
+	"GET /v2/sandboxes":                                   {Verb: "list", Resource: sandboxResource},
+	"GET /sandboxes/metrics":                              {Verb: "list", Resource: sandboxResource},
+	sandboxDetail:                                         {Verb: "get", Resource: sandboxResource},
+	"GET /sandboxes/{sandboxID}/metrics":                  {Verb: "get", Resource: sandboxResource},
+	"GET /sandboxes/{sandboxID}/logs":                     {Verb: "get", Resource: sandboxResource},
+	"GET /v2/sandboxes/{sandboxID}/logs":                  {Verb: "get", Resource: sandboxResource},
+	"DELETE /sandboxes/{sandboxID}":                       {Verb: "delete", Resource: sandboxResource},
+	"POST /sandboxes/{sandboxID}/connect":                 updateSandboxes,
+	"POST /v2/sandboxes/{sandboxID}/connect":              updateSandboxes,
+	"POST /sandboxes/{sandboxID}/timeout":                 updateSandboxes,
+	"POST /sandboxes/{sandboxID}/refreshes":               updateSandboxes,
+	"POST /sandboxes/{sandboxID}/pause":                   updateSandboxes,
+	"POST /sandboxes/{sandboxID}/resume":                  updateSandboxes,
+	"PUT /sandboxes/{sandboxID}/network":                  updateSandboxes,
+	"POST /sandboxes/{sandboxID}/fork":                    {Verb: "create", Resource: sandboxResource},
+	"POST /sandboxes/{sandboxID}/snapshots":               {Verb: "create", Resource: checkpointResource},
+	"GET /snapshots":                                      {Verb: "list", Resource: checkpointResource},
+	"DELETE /templates/{templateID}":                      {Verb: "delete", Resource: checkpointResource}, // it deletes snapshots; where there are tokens, templates are not built
+	"GET /templates":                                      {Verb: "list", Resource: templateResource},
+	"GET /v2/templates":                                   {Verb: "list", Resource: templateResource},
+	"GET /templates/{templateID}":                         {Verb: "get", Resource: templateResource},
+	"GET /templates/aliases/{alias}":                      {Verb: "get", Resource: templateResource},
+	"POST /v3/templates":                                  {Verb: "create", Resource: buildResource},
+	"POST /v2/templates":                                  {Verb: "create", Resource: buildResource},
+	"GET /templates/{templateID}/files/{hash}":            {Verb: "create", Resource: buildResource},
+	"POST /v2/templates/{templateID}/builds/{buildID}":    {Verb: "update", Resource: buildResource},
+	"GET /templates/{templateID}/builds/{buildID}/status": {Verb: "get", Resource: buildResource},
+	"GET /templates/{templateID}/builds/{buildID}/logs":   {Verb: "get", Resource: buildResource},
+	"GET /teams":                                          {Verb: "list", Resource: sandboxResource},
+	"GET /api-keys":                                       {Verb: "list", Resource: keyResource},
+	"POST /api-keys":                                      {Verb: "create", Resource: keyResource},
+	"DELETE /api-keys/{apiKeyID}":                         {Verb: "delete", Resource: keyResource},
 }
 
 // authorize authenticates a caller by a token of the cluster, and checks that it may use a route.

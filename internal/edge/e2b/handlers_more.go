@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -60,11 +62,8 @@ func (h *handlers) GetSandboxLogsV2(ctx context.Context, r GetSandboxLogsV2Reque
 	if err != nil {
 		return nil, err
 	}
-	if p.Direction != nil && !p.Direction.Valid() {
-		return nil, invalid("direction: %q is none of forward and backward", *p.Direction)
-	}
-	if p.Level != nil && !p.Level.Valid() {
-		return nil, invalid("level: %q is none of debug, info, warn and error", *p.Level)
+	if err := checkLogs(p.Direction, p.Level); err != nil {
+		return nil, err
 	}
 	lines, err := h.manager.Sandboxes.Logs(ctx, callerOf(ctx).Namespace, r.SandboxID, sandboxes.LogRequest{
 		From: instant(p.Cursor, time.Millisecond), Backward: deref(p.Direction) == Backward, Limit: limit,
@@ -74,6 +73,16 @@ func (h *handlers) GetSandboxLogsV2(ctx context.Context, r GetSandboxLogsV2Reque
 		return nil, err
 	}
 	return GetSandboxLogsV2200JSONResponse{Logs: entries(lines)}, nil
+}
+
+func checkLogs(direction *LogsDirection, level *LogLevel) error {
+	if direction != nil && !direction.Valid() {
+		return invalid("direction: %q is none of forward and backward", *direction)
+	}
+	if level != nil && !level.Valid() {
+		return invalid("level: %q is none of debug, info, warn and error", *level)
+	}
+	return nil
 }
 
 func entries(lines []envd.LogLine) []SandboxLogEntry {
@@ -142,7 +151,18 @@ func (h *handlers) GetTemplate(ctx context.Context, r GetTemplateRequestObject) 
 	if err != nil {
 		return nil, err
 	}
-	return GetTemplate200JSONResponse(templateWithBuilds(t)), nil
+	out := templateWithBuilds(t)
+	if h.manager.Builds == nil || t.Build == "" || t.Namespace != callerOf(ctx).Namespace {
+		return GetTemplate200JSONResponse(out), nil
+	}
+	list, err := h.manager.Builds.List(ctx, types.NamespacedName{Namespace: t.Namespace, Name: t.Object})
+	if err != nil {
+		return nil, err
+	}
+	if len(list) > 0 {
+		out.Builds = templateBuilds(t, list)
+	}
+	return GetTemplate200JSONResponse(out), nil
 }
 
 // GetTemplateAlias is GET /templates/aliases/{alias}.

@@ -75,11 +75,17 @@ func snapshot(v *snapshots.Snapshot) Snapshot {
 	return s
 }
 
-// DeleteTemplate is DELETE /templates/{templateID}, which deletes snapshots.
+// DeleteTemplate is DELETE /templates/{templateID}, which deletes snapshots, and templates that builds made.
 func (h *handlers) DeleteTemplate(ctx context.Context, r DeleteTemplateRequestObject) (DeleteTemplateResponseObject, error) {
 	_, noTemplate := h.manager.Templates.Get(ctx, callerOf(ctx).Namespace, r.TemplateID)
-	if noTemplate == nil {
+	if noTemplate == nil && h.manager.Builds == nil {
 		return noDeletion{}, nil
+	}
+	if noTemplate == nil {
+		if err := h.manager.Builds.Delete(ctx, callerOf(ctx).Namespace, r.TemplateID); err != nil {
+			return nil, err
+		}
+		return DeleteTemplate204Response{}, nil
 	}
 	if !errors.Is(noTemplate, errs.ErrNotFound) {
 		return nil, noTemplate
@@ -94,7 +100,7 @@ func (h *handlers) DeleteTemplate(ctx context.Context, r DeleteTemplateRequestOb
 	return DeleteTemplate204Response{}, nil
 }
 
-// noDeletion is the response for a template: only the operator deletes those.
+// noDeletion is the response for a template where there are no builds: only the operator deletes those.
 type noDeletion struct{}
 
 // VisitDeleteTemplateResponse implements the generated interface.

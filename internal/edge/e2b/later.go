@@ -7,11 +7,8 @@ import (
 
 // notYet has the features of E2B that Barchan lacks, by their routes.
 var notYet = map[string][]string{
-	"template builds": {
-		"POST /templates", "POST /v2/templates", "POST /v3/templates", "POST /templates/{id}",
-		"/v2/templates/{id}/builds/{rest...}", "/templates/{id}/builds/{rest...}", "GET /templates/{id}/files/{hash}",
-	},
-	"publishing and unpublishing templates": {"PATCH /templates/{id}", "PATCH /v2/templates/{id}"},
+	"template builds of the CLI's first version": {"POST /templates", "POST /templates/{id}", "POST /templates/{id}/builds/{rest...}"},
+	"publishing and unpublishing templates":      {"PATCH /templates/{id}", "PATCH /v2/templates/{id}"},
 
 	"template tags":     {"POST /templates/tags", "DELETE /templates/tags", "GET /templates/{id}/tags"},
 	"volumes":           {"/volumes", "/volumes/{rest...}", "/volumecontent/{rest...}"},

@@ -118,7 +118,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.seconds.WithLabelValues(route, strconv.Itoa(out.status)).Observe(time.Since(start).Seconds())
 	}()
 	allowOrigins(w.Header())
+	upload, uploads := strings.CutPrefix(r.URL.Path, uploadPath)
 	switch {
+	case uploads && r.Method == http.MethodPut:
+		route = "PUT " + uploadPath
+		s.serveUpload(out, r, upload)
 	case r.Method == http.MethodOptions:
 		out.WriteHeader(http.StatusNoContent)
 	case route == "":
@@ -145,6 +149,8 @@ func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request, route string
 type caller struct {
 	apikeys.Identity
 	secret, domain string
+	// origin is the scheme and the host by which the client reaches this API.
+	origin string
 	// readOnly: it gets no access token of a sandbox, with which it could change the sandbox.
 	readOnly bool
 }
@@ -168,7 +174,7 @@ func (s *Server) authenticate(r *http.Request, route string) (caller, error) {
 	if secret == "" {
 		return caller{}, errs.Public(errs.ErrUnauthenticated, "an API key is required: send it in the header X-API-Key")
 	}
-	c := caller{secret: secret, domain: s.domainOf(r)}
+	c := caller{secret: secret, domain: s.domainOf(r), origin: originOf(r)}
 	var err error
 	if c.Identity, err = s.manager.Keys.Authenticate(r.Context(), secret); errors.Is(err, errs.ErrUnauthenticated) && s.tokens != nil && !strings.HasPrefix(secret, barchan.KeyPrefix) {
 		err = s.authorize(r.Context(), &c, route)

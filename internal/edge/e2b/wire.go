@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
+	"github.com/barchan-dev/barchan/internal/control/manager/builds"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -160,7 +162,7 @@ func levelNamed(name LogLevel) slog.Level {
 
 func template(t templates.Template) Template {
 	return Template{
-		TemplateID: t.ID, BuildID: string(t.UID), BuildStatus: buildReady, BuildCount: 1,
+		TemplateID: t.ID, BuildID: buildOf(t), BuildStatus: buildReady, BuildCount: 1,
 		CPUCount: int32(t.Size.CPUs), MemoryMB: t.Size.MemoryMB, DiskSizeMB: t.Size.DiskMB,
 		Public: t.Public, Aliases: t.Aliases, Names: templateNames(t),
 		CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt, EnvdVersion: envd.Version,
@@ -172,8 +174,8 @@ func templateWithBuilds(t templates.Template) TemplateWithBuilds {
 		TemplateID: t.ID, Public: t.Public, Aliases: t.Aliases, Names: templateNames(t),
 		CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt,
 		Builds: []TemplateBuild{{
-			BuildID: string(t.UID), Status: buildReady, EnvdVersion: envd.Version,
-			CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt, FinishedAt: t.UpdatedAt,
+			BuildID: buildOf(t), Status: buildReady, EnvdVersion: envd.Version,
+			CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt, FinishedAt: &t.UpdatedAt,
 			CPUCount: int32(t.Size.CPUs), MemoryMB: t.Size.MemoryMB, DiskSizeMB: t.Size.DiskMB,
 		}},
 	}
@@ -187,8 +189,11 @@ func templateNames(t templates.Template) []string {
 	return names
 }
 
+// buildOf returns the ID of the build that last made a template; one that no build made counts as a build itself.
+func buildOf(t templates.Template) string { return cmp.Or(t.Build, string(t.UID)) }
+
 // buildReady is the state of every listed template.
-const buildReady = "ready"
+const buildReady = string(builds.StateReady)
 
 func keyMask(k apikeys.Key) KeyMask {
 	shown := ""

@@ -41,6 +41,24 @@ func (e LogLevel) Valid() bool {
 	}
 }
 
+// Defines values for LogsDirection.
+const (
+	Backward LogsDirection = "backward"
+	Forward  LogsDirection = "forward"
+)
+
+// Valid indicates whether the value is a known member of the LogsDirection enum.
+func (e LogsDirection) Valid() bool {
+	switch e {
+	case Backward:
+		return true
+	case Forward:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for SandboxDetailLifecycleOnTimeout.
 const (
 	OnTimeoutKill  SandboxDetailLifecycleOnTimeout = "kill"
@@ -95,24 +113,6 @@ func (e ListSandboxesV2ParamsOrder) Valid() bool {
 	}
 }
 
-// Defines values for GetSandboxLogsV2ParamsDirection.
-const (
-	Backward GetSandboxLogsV2ParamsDirection = "backward"
-	Forward  GetSandboxLogsV2ParamsDirection = "forward"
-)
-
-// Valid indicates whether the value is a known member of the GetSandboxLogsV2ParamsDirection enum.
-func (e GetSandboxLogsV2ParamsDirection) Valid() bool {
-	switch e {
-	case Backward:
-		return true
-	case Forward:
-		return true
-	default:
-		return false
-	}
-}
-
 // APIKey defines model for APIKey.
 type APIKey struct {
 	CreatedAt time.Time `json:"createdAt"`
@@ -124,6 +124,22 @@ type APIKey struct {
 	LastUsed  *time.Time `json:"lastUsed"`
 	Mask      KeyMask    `json:"mask"`
 	Name      string     `json:"name"`
+}
+
+// BuildLogEntry defines model for BuildLogEntry.
+type BuildLogEntry struct {
+	Level     LogLevel  `json:"level"`
+	Message   string    `json:"message"`
+	Step      *string   `json:"step,omitempty"`
+	Timestamp time.Time `json:"timestamp"`
+}
+
+// BuildReason defines model for BuildReason.
+type BuildReason struct {
+	Message string `json:"message"`
+
+	// Step The number of the step that failed, from 1; or base, or finalize.
+	Step *string `json:"step,omitempty"`
 }
 
 // ConnectSandbox defines model for ConnectSandbox.
@@ -189,6 +205,9 @@ type ListedSandbox struct {
 
 // LogLevel defines model for LogLevel.
 type LogLevel string
+
+// LogsDirection defines model for LogsDirection.
+type LogsDirection string
 
 // Network defines model for Network.
 type Network struct {
@@ -264,6 +283,37 @@ type NewSnapshot struct {
 
 	// TTL Ours. Seconds after which it is deleted. Default: kept until it is deleted.
 	TTL *int64 `json:"ttl,omitempty"`
+}
+
+// NewTemplateBuild defines model for NewTemplateBuild.
+type NewTemplateBuild struct {
+	// Alias The name, for older clients.
+	Alias *string `json:"alias,omitempty"`
+
+	// CPUCount CPUs of the template's sandboxes. Default: those of what the build starts from.
+	CPUCount *int32 `json:"cpuCount,omitempty"`
+
+	// MemoryMB Memory of the template's sandboxes in MiB. Default: likewise.
+	MemoryMB *int32 `json:"memoryMB,omitempty"`
+
+	// MinFreeDiskMB Not available yet.
+	MinFreeDiskMB *int32 `json:"minFreeDiskMb,omitempty"`
+
+	// Name The template's name, or <name>:default; no other tag is available yet.
+	Name *string `json:"name,omitempty"`
+
+	// Tags default alone.
+	Tags []string `json:"tags,omitempty"`
+}
+
+// RequestedTemplateBuild defines model for RequestedTemplateBuild.
+type RequestedTemplateBuild struct {
+	Aliases    []string `json:"aliases"`
+	BuildID    string   `json:"buildID"`
+	Names      []string `json:"names"`
+	Public     bool     `json:"public"`
+	Tags       []string `json:"tags"`
+	TemplateID string   `json:"templateID"`
 }
 
 // Sandbox defines model for Sandbox.
@@ -421,15 +471,52 @@ type Template struct {
 
 // TemplateBuild defines model for TemplateBuild.
 type TemplateBuild struct {
-	BuildID     string    `json:"buildID"`
-	CPUCount    int32     `json:"cpuCount"`
-	CreatedAt   time.Time `json:"createdAt"`
-	DiskSizeMB  int64     `json:"diskSizeMB"`
-	EnvdVersion string    `json:"envdVersion"`
-	FinishedAt  time.Time `json:"finishedAt"`
-	MemoryMB    int64     `json:"memoryMB"`
-	Status      string    `json:"status"`
-	UpdatedAt   time.Time `json:"updatedAt"`
+	BuildID     string     `json:"buildID"`
+	CPUCount    int32      `json:"cpuCount"`
+	CreatedAt   time.Time  `json:"createdAt"`
+	DiskSizeMB  int64      `json:"diskSizeMB"`
+	EnvdVersion string     `json:"envdVersion"`
+	FinishedAt  *time.Time `json:"finishedAt,omitempty"`
+	MemoryMB    int64      `json:"memoryMB"`
+	Status      string     `json:"status"`
+	UpdatedAt   time.Time  `json:"updatedAt"`
+}
+
+// TemplateBuildInfo defines model for TemplateBuildInfo.
+type TemplateBuildInfo struct {
+	BuildID    string          `json:"buildID"`
+	LogEntries []BuildLogEntry `json:"logEntries"`
+
+	// Logs Always empty.
+	Logs   []string     `json:"logs"`
+	Reason *BuildReason `json:"reason,omitempty"`
+
+	// Status waiting, building, ready or error.
+	Status     string `json:"status"`
+	TemplateID string `json:"templateID"`
+}
+
+// TemplateBuildStart Either fromImage or fromTemplate is needed.
+type TemplateBuildStart struct {
+	Force     *bool   `json:"force,omitempty"`
+	FromImage *string `json:"fromImage,omitempty"`
+
+	// FromImageRegistry Not available yet.
+	FromImageRegistry *map[string]interface{} `json:"fromImageRegistry,omitempty"`
+	FromTemplate      *string                 `json:"fromTemplate,omitempty"`
+	ReadyCmd          *string                 `json:"readyCmd,omitempty"`
+	StartCmd          *string                 `json:"startCmd,omitempty"`
+	Steps             []TemplateStep          `json:"steps,omitempty"`
+}
+
+// TemplateStep defines model for TemplateStep.
+type TemplateStep struct {
+	Args      []string `json:"args,omitempty"`
+	FilesHash *string  `json:"filesHash,omitempty"`
+	Force     *bool    `json:"force,omitempty"`
+
+	// Type RUN, COPY, WORKDIR, USER or ENV.
+	Type string `json:"type"`
 }
 
 // TemplateWithBuilds defines model for TemplateWithBuilds.
@@ -451,6 +538,9 @@ type VolumeMount struct {
 	Path string `json:"path"`
 }
 
+// BuildID defines model for BuildID.
+type BuildID = string
+
 // IdempotencyKey defines model for IdempotencyKey.
 type IdempotencyKey = string
 
@@ -468,6 +558,9 @@ type SandboxID = string
 
 // TeamID defines model for TeamID.
 type TeamID = string
+
+// TemplateID defines model for TemplateID.
+type TemplateID = string
 
 // CreateAPIKeyJSONBody defines parameters for CreateAPIKey.
 type CreateAPIKeyJSONBody struct {
@@ -570,6 +663,26 @@ type GetTemplateParams struct {
 	NextToken *NextToken `form:"nextToken,omitempty" json:"nextToken,omitempty"`
 }
 
+// GetTemplateBuildLogsParams defines parameters for GetTemplateBuildLogs.
+type GetTemplateBuildLogsParams struct {
+	// Cursor Unix milliseconds.
+	Cursor *int64 `form:"cursor,omitempty" json:"cursor,omitempty"`
+
+	// Limit From 1 to 100; 100 unless given.
+	Limit     *Limit         `form:"limit,omitempty" json:"limit,omitempty"`
+	Direction *LogsDirection `form:"direction,omitempty" json:"direction,omitempty"`
+	Level     *LogLevel      `form:"level,omitempty" json:"level,omitempty"`
+}
+
+// GetTemplateBuildStatusParams defines parameters for GetTemplateBuildStatus.
+type GetTemplateBuildStatusParams struct {
+	// LogsOffset How many log entries to leave out.
+	LogsOffset *int32 `form:"logsOffset,omitempty" json:"logsOffset,omitempty"`
+
+	// Limit From 1 to 100; 100 unless given.
+	Limit *Limit `form:"limit,omitempty" json:"limit,omitempty"`
+}
+
 // ListSandboxesV2Params defines parameters for ListSandboxesV2.
 type ListSandboxesV2Params struct {
 	// Metadata Pairs k=v that must all match, form-encoded, with keys and values encoded once more.
@@ -604,15 +717,12 @@ type CreateSandboxV2Params struct {
 // GetSandboxLogsV2Params defines parameters for GetSandboxLogsV2.
 type GetSandboxLogsV2Params struct {
 	// Cursor Unix milliseconds.
-	Cursor    *int64                           `form:"cursor,omitempty" json:"cursor,omitempty"`
-	Limit     *int32                           `form:"limit,omitempty" json:"limit,omitempty"`
-	Direction *GetSandboxLogsV2ParamsDirection `form:"direction,omitempty" json:"direction,omitempty"`
-	Level     *LogLevel                        `form:"level,omitempty" json:"level,omitempty"`
-	Search    *string                          `form:"search,omitempty" json:"search,omitempty"`
+	Cursor    *int64         `form:"cursor,omitempty" json:"cursor,omitempty"`
+	Limit     *int32         `form:"limit,omitempty" json:"limit,omitempty"`
+	Direction *LogsDirection `form:"direction,omitempty" json:"direction,omitempty"`
+	Level     *LogLevel      `form:"level,omitempty" json:"level,omitempty"`
+	Search    *string        `form:"search,omitempty" json:"search,omitempty"`
 }
-
-// GetSandboxLogsV2ParamsDirection defines parameters for GetSandboxLogsV2.
-type GetSandboxLogsV2ParamsDirection string
 
 // ListTemplatesV2Params defines parameters for ListTemplatesV2.
 type ListTemplatesV2Params struct {
@@ -658,6 +768,15 @@ type CreateSandboxV2JSONRequestBody = NewSandbox
 
 // ConnectSandboxV2JSONRequestBody defines body for ConnectSandboxV2 for application/json ContentType.
 type ConnectSandboxV2JSONRequestBody = ConnectSandbox
+
+// RequestTemplateBuildV2JSONRequestBody defines body for RequestTemplateBuildV2 for application/json ContentType.
+type RequestTemplateBuildV2JSONRequestBody = NewTemplateBuild
+
+// StartTemplateBuildJSONRequestBody defines body for StartTemplateBuild for application/json ContentType.
+type StartTemplateBuildJSONRequestBody = TemplateBuildStart
+
+// RequestTemplateBuildJSONRequestBody defines body for RequestTemplateBuild for application/json ContentType.
+type RequestTemplateBuildJSONRequestBody = NewTemplateBuild
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
@@ -734,6 +853,15 @@ type ServerInterface interface {
 	// (GET /templates/{templateID})
 	GetTemplate(w http.ResponseWriter, r *http.Request, templateID string, params GetTemplateParams)
 
+	// (GET /templates/{templateID}/builds/{buildID}/logs)
+	GetTemplateBuildLogs(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID, params GetTemplateBuildLogsParams)
+
+	// (GET /templates/{templateID}/builds/{buildID}/status)
+	GetTemplateBuildStatus(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID, params GetTemplateBuildStatusParams)
+
+	// (GET /templates/{templateID}/files/{hash})
+	GetTemplateFiles(w http.ResponseWriter, r *http.Request, templateID TemplateID, hash string)
+
 	// (GET /v2/sandboxes)
 	ListSandboxesV2(w http.ResponseWriter, r *http.Request, params ListSandboxesV2Params)
 
@@ -748,6 +876,15 @@ type ServerInterface interface {
 
 	// (GET /v2/templates)
 	ListTemplatesV2(w http.ResponseWriter, r *http.Request, params ListTemplatesV2Params)
+
+	// (POST /v2/templates)
+	RequestTemplateBuildV2(w http.ResponseWriter, r *http.Request)
+
+	// (POST /v2/templates/{templateID}/builds/{buildID})
+	StartTemplateBuild(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID)
+
+	// (POST /v3/templates)
+	RequestTemplateBuild(w http.ResponseWriter, r *http.Request)
 }
 
 // ServerInterfaceWrapper converts contexts to parameters.
@@ -1532,6 +1669,195 @@ func (siw *ServerInterfaceWrapper) GetTemplate(w http.ResponseWriter, r *http.Re
 	handler.ServeHTTP(w, r)
 }
 
+// GetTemplateBuildLogs operation middleware
+func (siw *ServerInterfaceWrapper) GetTemplateBuildLogs(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	// ------------- Path parameter "buildID" -------------
+	var buildID BuildID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "buildID", r.PathValue("buildID"), &buildID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "buildID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetTemplateBuildLogsParams
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", r.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "cursor"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "cursor", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", r.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "limit"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "limit", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "direction" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "direction", r.URL.Query(), &params.Direction, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "direction"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "direction", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "level" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "level", r.URL.Query(), &params.Level, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "level"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "level", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.GetTemplateBuildLogs(w, r, templateID, buildID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// GetTemplateBuildStatus operation middleware
+func (siw *ServerInterfaceWrapper) GetTemplateBuildStatus(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	// ------------- Path parameter "buildID" -------------
+	var buildID BuildID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "buildID", r.PathValue("buildID"), &buildID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "buildID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetTemplateBuildStatusParams
+
+	// ------------- Optional query parameter "logsOffset" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "logsOffset", r.URL.Query(), &params.LogsOffset, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "logsOffset"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "logsOffset", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", r.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "limit"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "limit", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.GetTemplateBuildStatus(w, r, templateID, buildID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// GetTemplateFiles operation middleware
+func (siw *ServerInterfaceWrapper) GetTemplateFiles(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	// ------------- Path parameter "hash" -------------
+	var hash string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "hash", r.PathValue("hash"), &hash, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "hash", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.GetTemplateFiles(w, r, templateID, hash)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
 // ListSandboxesV2 operation middleware
 func (siw *ServerInterfaceWrapper) ListSandboxesV2(w http.ResponseWriter, r *http.Request) {
 
@@ -1876,6 +2202,69 @@ func (siw *ServerInterfaceWrapper) ListTemplatesV2(w http.ResponseWriter, r *htt
 	handler.ServeHTTP(w, r)
 }
 
+// RequestTemplateBuildV2 operation middleware
+func (siw *ServerInterfaceWrapper) RequestTemplateBuildV2(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.RequestTemplateBuildV2(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// StartTemplateBuild operation middleware
+func (siw *ServerInterfaceWrapper) StartTemplateBuild(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	// ------------- Path parameter "buildID" -------------
+	var buildID BuildID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "buildID", r.PathValue("buildID"), &buildID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "buildID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.StartTemplateBuild(w, r, templateID, buildID)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// RequestTemplateBuild operation middleware
+func (siw *ServerInterfaceWrapper) RequestTemplateBuild(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.RequestTemplateBuild(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
 type UnescapedCookieParamError struct {
 	ParamName string
 	Err       error
@@ -2017,9 +2406,15 @@ func HandlerWithOptions(si ServerInterface, options StdHTTPServerOptions) http.H
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/sandboxes/{sandboxID}/logs", wrapper.GetSandboxLogs)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v2/sandboxes/{sandboxID}/logs", wrapper.GetSandboxLogsV2)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates", wrapper.ListTemplates)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v3/templates", wrapper.RequestTemplateBuild)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v2/templates", wrapper.ListTemplatesV2)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v2/templates", wrapper.RequestTemplateBuildV2)
 	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/templates/{templateID}", wrapper.DeleteTemplate)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}", wrapper.GetTemplate)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}/files/{hash}", wrapper.GetTemplateFiles)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v2/templates/{templateID}/builds/{buildID}", wrapper.StartTemplateBuild)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}/builds/{buildID}/status", wrapper.GetTemplateBuildStatus)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}/builds/{buildID}/logs", wrapper.GetTemplateBuildLogs)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/aliases/{alias}", wrapper.GetTemplateAlias)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/teams", wrapper.ListTeams)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/api-keys", wrapper.ListAPIKeys)
@@ -2953,6 +3348,133 @@ func (response GetTemplatedefaultJSONResponse) VisitGetTemplateResponse(w http.R
 	return err
 }
 
+type GetTemplateBuildLogsRequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+	BuildID    BuildID    `json:"buildID"`
+	Params     GetTemplateBuildLogsParams
+}
+
+type GetTemplateBuildLogsResponseObject interface {
+	VisitGetTemplateBuildLogsResponse(w http.ResponseWriter) error
+}
+
+type GetTemplateBuildLogs200JSONResponse struct {
+	Logs []BuildLogEntry `json:"logs"`
+}
+
+func (response GetTemplateBuildLogs200JSONResponse) VisitGetTemplateBuildLogsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetTemplateBuildLogsdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response GetTemplateBuildLogsdefaultJSONResponse) VisitGetTemplateBuildLogsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetTemplateBuildStatusRequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+	BuildID    BuildID    `json:"buildID"`
+	Params     GetTemplateBuildStatusParams
+}
+
+type GetTemplateBuildStatusResponseObject interface {
+	VisitGetTemplateBuildStatusResponse(w http.ResponseWriter) error
+}
+
+type GetTemplateBuildStatus200JSONResponse TemplateBuildInfo
+
+func (response GetTemplateBuildStatus200JSONResponse) VisitGetTemplateBuildStatusResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetTemplateBuildStatusdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response GetTemplateBuildStatusdefaultJSONResponse) VisitGetTemplateBuildStatusResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetTemplateFilesRequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+	Hash       string     `json:"hash"`
+}
+
+type GetTemplateFilesResponseObject interface {
+	VisitGetTemplateFilesResponse(w http.ResponseWriter) error
+}
+
+type GetTemplateFiles201JSONResponse struct {
+	Present bool    `json:"present"`
+	URL     *string `json:"url,omitempty"`
+}
+
+func (response GetTemplateFiles201JSONResponse) VisitGetTemplateFilesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetTemplateFilesdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response GetTemplateFilesdefaultJSONResponse) VisitGetTemplateFilesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ListSandboxesV2RequestObject struct {
 	Params ListSandboxesV2Params
 }
@@ -3165,6 +3687,119 @@ func (response ListTemplatesV2defaultJSONResponse) VisitListTemplatesV2Response(
 	return err
 }
 
+type RequestTemplateBuildV2RequestObject struct {
+	Body *RequestTemplateBuildV2JSONRequestBody
+}
+
+type RequestTemplateBuildV2ResponseObject interface {
+	VisitRequestTemplateBuildV2Response(w http.ResponseWriter) error
+}
+
+type RequestTemplateBuildV2202JSONResponse RequestedTemplateBuild
+
+func (response RequestTemplateBuildV2202JSONResponse) VisitRequestTemplateBuildV2Response(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RequestTemplateBuildV2defaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response RequestTemplateBuildV2defaultJSONResponse) VisitRequestTemplateBuildV2Response(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartTemplateBuildRequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+	BuildID    BuildID    `json:"buildID"`
+	Body       *StartTemplateBuildJSONRequestBody
+}
+
+type StartTemplateBuildResponseObject interface {
+	VisitStartTemplateBuildResponse(w http.ResponseWriter) error
+}
+
+type StartTemplateBuild202Response struct {
+}
+
+func (response StartTemplateBuild202Response) VisitStartTemplateBuildResponse(w http.ResponseWriter) error {
+	w.WriteHeader(202)
+	return nil
+}
+
+type StartTemplateBuilddefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response StartTemplateBuilddefaultJSONResponse) VisitStartTemplateBuildResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RequestTemplateBuildRequestObject struct {
+	Body *RequestTemplateBuildJSONRequestBody
+}
+
+type RequestTemplateBuildResponseObject interface {
+	VisitRequestTemplateBuildResponse(w http.ResponseWriter) error
+}
+
+type RequestTemplateBuild202JSONResponse RequestedTemplateBuild
+
+func (response RequestTemplateBuild202JSONResponse) VisitRequestTemplateBuildResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RequestTemplateBuilddefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response RequestTemplateBuilddefaultJSONResponse) VisitRequestTemplateBuildResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 // StrictServerInterface represents all server handlers.
 type StrictServerInterface interface {
 
@@ -3240,6 +3875,15 @@ type StrictServerInterface interface {
 	// (GET /templates/{templateID})
 	GetTemplate(ctx context.Context, request GetTemplateRequestObject) (GetTemplateResponseObject, error)
 
+	// (GET /templates/{templateID}/builds/{buildID}/logs)
+	GetTemplateBuildLogs(ctx context.Context, request GetTemplateBuildLogsRequestObject) (GetTemplateBuildLogsResponseObject, error)
+
+	// (GET /templates/{templateID}/builds/{buildID}/status)
+	GetTemplateBuildStatus(ctx context.Context, request GetTemplateBuildStatusRequestObject) (GetTemplateBuildStatusResponseObject, error)
+
+	// (GET /templates/{templateID}/files/{hash})
+	GetTemplateFiles(ctx context.Context, request GetTemplateFilesRequestObject) (GetTemplateFilesResponseObject, error)
+
 	// (GET /v2/sandboxes)
 	ListSandboxesV2(ctx context.Context, request ListSandboxesV2RequestObject) (ListSandboxesV2ResponseObject, error)
 
@@ -3254,6 +3898,15 @@ type StrictServerInterface interface {
 
 	// (GET /v2/templates)
 	ListTemplatesV2(ctx context.Context, request ListTemplatesV2RequestObject) (ListTemplatesV2ResponseObject, error)
+
+	// (POST /v2/templates)
+	RequestTemplateBuildV2(ctx context.Context, request RequestTemplateBuildV2RequestObject) (RequestTemplateBuildV2ResponseObject, error)
+
+	// (POST /v2/templates/{templateID}/builds/{buildID})
+	StartTemplateBuild(ctx context.Context, request StartTemplateBuildRequestObject) (StartTemplateBuildResponseObject, error)
+
+	// (POST /v3/templates)
+	RequestTemplateBuild(ctx context.Context, request RequestTemplateBuildRequestObject) (RequestTemplateBuildResponseObject, error)
 }
 
 type StrictHandlerFunc func(ctx context.Context, w http.ResponseWriter, r *http.Request, request any) (any, error)
@@ -4002,6 +4655,89 @@ func (sh *strictHandler) GetTemplate(w http.ResponseWriter, r *http.Request, tem
 	}
 }
 
+// GetTemplateBuildLogs operation middleware
+func (sh *strictHandler) GetTemplateBuildLogs(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID, params GetTemplateBuildLogsParams) {
+	var request GetTemplateBuildLogsRequestObject
+
+	request.TemplateID = templateID
+	request.BuildID = buildID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.GetTemplateBuildLogs(ctx, request.(GetTemplateBuildLogsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetTemplateBuildLogs")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(GetTemplateBuildLogsResponseObject); ok {
+		if err := validResponse.VisitGetTemplateBuildLogsResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetTemplateBuildStatus operation middleware
+func (sh *strictHandler) GetTemplateBuildStatus(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID, params GetTemplateBuildStatusParams) {
+	var request GetTemplateBuildStatusRequestObject
+
+	request.TemplateID = templateID
+	request.BuildID = buildID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.GetTemplateBuildStatus(ctx, request.(GetTemplateBuildStatusRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetTemplateBuildStatus")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(GetTemplateBuildStatusResponseObject); ok {
+		if err := validResponse.VisitGetTemplateBuildStatusResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetTemplateFiles operation middleware
+func (sh *strictHandler) GetTemplateFiles(w http.ResponseWriter, r *http.Request, templateID TemplateID, hash string) {
+	var request GetTemplateFilesRequestObject
+
+	request.TemplateID = templateID
+	request.Hash = hash
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.GetTemplateFiles(ctx, request.(GetTemplateFilesRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetTemplateFiles")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(GetTemplateFilesResponseObject); ok {
+		if err := validResponse.VisitGetTemplateFilesResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // ListSandboxesV2 operation middleware
 func (sh *strictHandler) ListSandboxesV2(w http.ResponseWriter, r *http.Request, params ListSandboxesV2Params) {
 	var request ListSandboxesV2RequestObject
@@ -4143,6 +4879,102 @@ func (sh *strictHandler) ListTemplatesV2(w http.ResponseWriter, r *http.Request,
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(ListTemplatesV2ResponseObject); ok {
 		if err := validResponse.VisitListTemplatesV2Response(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RequestTemplateBuildV2 operation middleware
+func (sh *strictHandler) RequestTemplateBuildV2(w http.ResponseWriter, r *http.Request) {
+	var request RequestTemplateBuildV2RequestObject
+
+	var body RequestTemplateBuildV2JSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.RequestTemplateBuildV2(ctx, request.(RequestTemplateBuildV2RequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RequestTemplateBuildV2")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(RequestTemplateBuildV2ResponseObject); ok {
+		if err := validResponse.VisitRequestTemplateBuildV2Response(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// StartTemplateBuild operation middleware
+func (sh *strictHandler) StartTemplateBuild(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID) {
+	var request StartTemplateBuildRequestObject
+
+	request.TemplateID = templateID
+	request.BuildID = buildID
+
+	var body StartTemplateBuildJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.StartTemplateBuild(ctx, request.(StartTemplateBuildRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "StartTemplateBuild")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(StartTemplateBuildResponseObject); ok {
+		if err := validResponse.VisitStartTemplateBuildResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RequestTemplateBuild operation middleware
+func (sh *strictHandler) RequestTemplateBuild(w http.ResponseWriter, r *http.Request) {
+	var request RequestTemplateBuildRequestObject
+
+	var body RequestTemplateBuildJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.RequestTemplateBuild(ctx, request.(RequestTemplateBuildRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RequestTemplateBuild")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(RequestTemplateBuildResponseObject); ok {
+		if err := validResponse.VisitRequestTemplateBuildResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {

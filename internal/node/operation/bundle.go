@@ -118,7 +118,7 @@ func (w *Operation) agentConfig() (*envd.Config, error) {
 	env := w.environment()
 	cfg := &envd.Config{
 		SandboxID: w.ID(), TemplateID: p.Template, Entrypoint: p.Entrypoint(w.Image.Config.Entrypoint, w.Image.Config.Cmd, env),
-		Env: env, Workdir: p.Workdir, DefaultWorkdir: p.Workdir, User: p.User, DefaultUser: "",
+		Env: env, Workdir: p.Workdir, DefaultWorkdir: p.Workdir, User: p.User, DefaultUser: p.DefaultUser,
 	}
 	if cfg.Workdir == "" {
 		cfg.Workdir = w.Image.Config.WorkingDir

@@ -38,7 +38,9 @@ type Plan struct {
 	Env     []corev1.EnvVar `json:"env,omitempty"`
 	Workdir string          `json:"workdir,omitempty"`
 	User    string          `json:"user,omitempty"`
-	NonRoot bool            `json:"nonRoot,omitempty"`
+	// DefaultUser is that of requests to the agent; empty: User.
+	DefaultUser string `json:"defaultUser,omitempty"`
+	NonRoot     bool   `json:"nonRoot,omitempty"`
 
 	Hostname    string               `json:"hostname"`
 	HostAliases []corev1.HostAlias   `json:"hostAliases,omitempty"`
@@ -94,7 +96,7 @@ func New(s *agents.Sandbox, d Defaults) (Plan, error) {
 	}
 	p.SetNetwork(s)
 	if b := s.Spec.Barchan; b != nil {
-		p.WarmUp = b.WarmUp.DeepCopy()
+		p.WarmUp, p.DefaultUser = b.WarmUp.DeepCopy(), b.DefaultUser
 	}
 	if spec.RuntimeClassName != nil && *spec.RuntimeClassName != "" {
 		p.Class = oci.Class(*spec.RuntimeClassName)

@@ -34,6 +34,13 @@ func (c *Cluster) Checkpoint(ctx context.Context, key types.NamespacedName) (*ba
 	return get(ctx, c.Client, key, &barchan.Checkpoint{})
 }
 
+// TemplateBuilds lists a namespace.
+func (c *Cluster) TemplateBuilds(ctx context.Context, namespace string) ([]barchan.TemplateBuild, error) {
+	var list barchan.TemplateBuildList
+	err := c.List(ctx, &list, client.InNamespace(namespace))
+	return list.Items, err
+}
+
 // WaitCheckpoint waits as the cache does.
 func (c *Cluster) WaitCheckpoint(ctx context.Context, key types.NamespacedName, done func(*barchan.Checkpoint) (bool, error)) (*barchan.Checkpoint, error) {
 	for {

@@ -77,7 +77,7 @@ func New(tb testing.TB, objects ...client.Object) *Cluster {
 		}
 	}
 	c := &Cluster{changed: make(chan struct{}), bells: map[types.NamespacedName]chan struct{}{}, shown: map[types.NamespacedName]*agents.Sandbox{}}
-	c.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&agents.Sandbox{}, &barchan.Checkpoint{}).WithInterceptorFuncs(c.hooks()).Build()
+	c.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&agents.Sandbox{}, &barchan.Checkpoint{}, &barchan.TemplateBuild{}).WithInterceptorFuncs(c.hooks()).Build()
 	ctx, cancel := context.WithCancel(tb.Context())
 	for _, obj := range objects {
 		if err := c.Create(ctx, obj); err != nil {

@@ -21,7 +21,7 @@ func All() []*Resource {
 
 // own returns Barchan's kinds and those of agent-sandbox.
 func own() []*Resource {
-	return []*Resource{sandboxKind(), templateKind(), warmPoolKind(), claimKind(), checkpointKind(), apiKeyKind(), templateRevisionKind()}
+	return []*Resource{sandboxKind(), templateKind(), warmPoolKind(), claimKind(), checkpointKind(), apiKeyKind(), templateRevisionKind(), templateBuildKind()}
 }
 
 func sandboxKind() *Resource {
@@ -162,6 +162,22 @@ func templateRevisionKind() *Resource {
 			text("Template", func(t *barchan.TemplateRevision) string { return t.Spec.TemplateName }),
 			number("Number", func(t *barchan.TemplateRevision) int64 { return t.Spec.Number }),
 			text("Revision", func(t *barchan.TemplateRevision) string { return t.Spec.Revision }),
+			ageColumn(),
+		},
+	}
+}
+
+func templateBuildKind() *Resource {
+	return &Resource{
+		GV: barchan.GroupVersion, Plural: "templatebuilds", Kind: "TemplateBuild", ShortNames: []string{"tbuild"},
+		Object: &barchan.TemplateBuild{}, List: &barchan.TemplateBuildList{},
+		Namespaced: true, Status: true, Generation: true,
+		Validate: checkedChange(barchan.ValidateTemplateBuild),
+		columns: []column{
+			text("Template", func(b *barchan.TemplateBuild) string { return b.Spec.TemplateName }),
+			text("Phase", func(b *barchan.TemplateBuild) string { return string(b.Status.Phase) }),
+			number("Step", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.Step) }),
+			wide(number("Cached", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.CachedSteps) })),
 			ageColumn(),
 		},
 	}

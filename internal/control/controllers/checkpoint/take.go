@@ -106,7 +106,7 @@ func never(c *barchan.Checkpoint, s *agents.Sandbox) string {
 		return fmt.Sprintf("%ssandbox %s is gone before it was captured; another one has its name", field, s.Name)
 	case sandbox.DeadForGood(s):
 		return fmt.Sprintf("%ssandbox %s has ended", field, s.Name)
-	case pool.MemberOf(s) != "" && !pool.IsSeed(s):
+	case pool.MemberOf(s) != "" && !pool.IsInternal(s):
 		return fmt.Sprintf("%ssandbox %s is a spare member of a warm pool, which may get an owner any time; claim it first", field, s.Name)
 	case deletes && sandbox.Suspended(s):
 		return fmt.Sprintf("%ssandbox %s is paused, and its spec.barchan.suspend, Delete, kept nothing to take a checkpoint of; resume it first", field, s.Name)

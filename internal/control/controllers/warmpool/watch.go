@@ -109,7 +109,7 @@ func unschedulable(s *agents.Sandbox) bool {
 
 // enqueue reconciles the pool of a sandbox after Coalesce.
 func (r *reconciler) enqueue(ctx context.Context, q controllers.Queue, s *agents.Sandbox) {
-	if pool.IsSeed(s) {
+	if pool.IsInternal(s) {
 		if r.WarmUps != nil {
 			for _, req := range r.poolsWarmedBy(ctx, s) {
 				q.AddAfter(req, r.Coalesce)

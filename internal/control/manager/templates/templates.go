@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
@@ -49,9 +50,12 @@ type Size struct {
 
 // Template is one blueprint as a tenant sees it.
 type Template struct {
-	// ID is derived from the object's UID.
-	ID, Namespace, Name string
-	UID                 types.UID
+	// ID is derived from the object's UID, or from the name if a build made it. Object is the object's name, which may differ
+	// from Name.
+	ID, Namespace, Name, Object string
+	UID                         types.UID
+	// Build is the name of the build that last made it; empty for none.
+	Build string
 	// Aliases has the name first.
 	Aliases              []string
 	Public               bool
@@ -200,7 +204,8 @@ func (c *Catalog) find(ctx context.Context, from, name, tenant string) (*extensi
 
 func (c *Catalog) view(t *extensions.SandboxTemplate) Template {
 	v := Template{
-		ID: pool.TemplateID(t), Namespace: t.Namespace, Name: pool.TemplateName(t), UID: t.UID,
+		ID: pool.TemplateID(t), Namespace: t.Namespace, Name: pool.TemplateName(t), Object: t.Name, UID: t.UID,
+		Build:     t.Labels[barchan.LabelBuild],
 		Aliases:   []string{pool.TemplateName(t)},
 		Size:      c.SizeOf(&t.Spec.PodTemplate.Spec),
 		CreatedAt: t.CreationTimestamp.UTC(),

@@ -1,0 +1,180 @@
+package v1alpha1
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TemplateBuildPhase is a build's stage.
+type TemplateBuildPhase string
+
+// Phases of template builds.
+const (
+	BuildPending  TemplateBuildPhase = "Pending"  // waits for spec.from, or for other builds
+	BuildBuilding TemplateBuildPhase = "Building" // its steps run
+	BuildReady    TemplateBuildPhase = "Ready"    // the template has its result
+	BuildFailed   TemplateBuildPhase = "Failed"   // permanently; the template is as before
+)
+
+// BuildStepType is what a step does.
+// +kubebuilder:validation:Enum=Run;Copy;Workdir;User;Env
+type BuildStepType string
+
+// Types of build steps.
+const (
+	// StepRun runs a command. Args: the command for a shell, and the user, if not the current one.
+	StepRun BuildStepType = "Run"
+	// StepCopy copies uploaded files. Args: source, destination, and, where not empty, owner and octal mode.
+	StepCopy BuildStepType = "Copy"
+	// StepWorkdir sets the working directory, and makes it. Args: the path.
+	StepWorkdir BuildStepType = "Workdir"
+	// StepUser sets the user of later steps and of the template's sandboxes. Args: the name.
+	StepUser BuildStepType = "User"
+	// StepEnv sets environment variables. Args: names and values in turn.
+	StepEnv BuildStepType = "Env"
+)
+
+// Where a build failed, if in none of its numbered steps; status.failedStep.
+const (
+	BuildStepBase     = "base"
+	BuildStepFinalize = "finalize"
+)
+
+// Labels and annotations of builds.
+const (
+	// LabelBuild names the TemplateBuild that a template, a sandbox or a checkpoint was last made by.
+	LabelBuild = "barchan.dev/template-build"
+	// PurposeBuild is the LabelPurpose of a checkpoint with the result of a build's steps.
+	PurposeBuild = "template-build"
+	// AnnotationUsedAt is when a build last used such a checkpoint, as RFC 3339 with nanoseconds.
+	AnnotationUsedAt = "barchan.dev/used-at"
+	// AnnotationTags are further tags that a build's template gets, with commas between them.
+	AnnotationTags = "barchan.dev/template-tags"
+)
+
+// BuildSource is what a build starts from: an image or a template.
+// +kubebuilder:validation:XValidation:rule="(has(self.image) && self.image != ”) != (has(self.templateName) && self.templateName != ”)",message="must name either an image or a template"
+type BuildSource struct {
+	// Image is an image's name. Its entrypoint is not run.
+	// +optional
+	Image string `json:"image,omitempty"`
+	// TemplateName is a template of this namespace, or a public one.
+	// +optional
+	TemplateName string `json:"templateName,omitempty"`
+}
+
+// BuildStep is one instruction.
+// +kubebuilder:validation:XValidation:rule="self.type == 'Env' ? self.args.size() % 2 == 0 : self.args.size() <= (self.type == 'Copy' ? 4 : (self.type == 'Run' ? 2 : 1))",message="are too many for the type, or a name without a value",fieldPath=".args"
+// +kubebuilder:validation:XValidation:rule="self.type != 'Copy' || self.args.size() >= 2",message="must be a source and a destination",fieldPath=".args"
+// +kubebuilder:validation:XValidation:rule="(self.type == 'Copy') == (has(self.filesHash) && self.filesHash != ”)",message="is of a Copy, which needs it",fieldPath=".filesHash"
+type BuildStep struct {
+	Type BuildStepType `json:"type"`
+	// Args depend on Type.
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=256
+	Args []string `json:"args"`
+	// FilesHash names the uploaded archive of a Copy: 64 lower-case hex digits.
+	// +optional
+	// +kubebuilder:validation:Pattern=`^([0-9a-f]{64})?$`
+	FilesHash string `json:"filesHash,omitempty"`
+	// Force runs the step, and all after it, even if their results are kept.
+	// +optional
+	Force bool `json:"force,omitempty"`
+}
+
+// TemplateBuildSpec says how to make a template. It cannot change once from is set.
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.from) || self == oldSelf",message="cannot change once from is set"
+// +kubebuilder:validation:XValidation:rule="self.templateName == oldSelf.templateName",message="is immutable",fieldPath=".templateName"
+type TemplateBuildSpec struct {
+	// TemplateName is the SandboxTemplate of this namespace that the build makes, or replaces if a build has made it.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
+	TemplateName string `json:"templateName"`
+	// From is what the build starts from. Unset: the build waits for it.
+	// +optional
+	From *BuildSource `json:"from,omitempty"`
+	// Steps are done in this order. The result of each is kept, and used again by builds in this namespace that begin
+	// with the same steps.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	Steps []BuildStep `json:"steps,omitempty"`
+	// StartCommand is run in a shell after the last step, and runs in every sandbox of the template.
+	// +optional
+	StartCommand string `json:"startCommand,omitempty"`
+	// ReadyCommand is run in a shell until it succeeds. Then the sandbox's memory is kept, from which the template's
+	// sandboxes start. Without it the build waits 20 seconds for StartCommand.
+	// +optional
+	ReadyCommand string `json:"readyCommand,omitempty"`
+	// Force runs all steps.
+	// +optional
+	Force bool `json:"force,omitempty"`
+	// CPU is the limit of the template's sandboxes. Unset: that of the template of from, or the server's default.
+	// +optional
+	CPU *resource.Quantity `json:"cpu,omitempty"`
+	// Memory is the limit of the template's sandboxes, likewise.
+	// +optional
+	Memory *resource.Quantity `json:"memory,omitempty"`
+}
+
+// TemplateBuildStatus is what the build's controller last did.
+type TemplateBuildStatus struct {
+	// Phase is a summary: Pending, Building, Ready or Failed.
+	// +optional
+	Phase TemplateBuildPhase `json:"phase,omitempty"`
+	// Conditions has one, Ready. Its message names why a build waits or failed.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Step is the number of the step that is done now, from 1; of an ended build, of the last one that was done.
+	// +optional
+	Step int32 `json:"step,omitempty"`
+	// CachedSteps is how many steps were not done, since their result was kept.
+	// +optional
+	CachedSteps int32 `json:"cachedSteps,omitempty"`
+	// FailedStep is the number of the step that failed, or base for the start of from, or finalize for the end.
+	// +optional
+	FailedStep string `json:"failedStep,omitempty"`
+	// TemplateID is the template's ID in the E2B API.
+	// +optional
+	TemplateID string `json:"templateID,omitempty"`
+	// CheckpointName is the Checkpoint that the template's sandboxes start from; empty if it has no step of its own.
+	// +optional
+	CheckpointName string `json:"checkpointName,omitempty"`
+	// StartedAt is when the build left Pending.
+	// +optional
+	StartedAt *metav1.Time `json:"startedAt,omitempty"`
+	// CompletedAt is when it ended.
+	// +optional
+	CompletedAt *metav1.Time `json:"completedAt,omitempty"`
+}
+
+// TemplateBuild makes a template by steps. Deleting it cancels it.
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=tbuild
+// +kubebuilder:printcolumn:name="Template",type=string,JSONPath=`.spec.templateName`
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Step",type=integer,JSONPath=`.status.step`
+// +kubebuilder:printcolumn:name="Cached",type=integer,JSONPath=`.status.cachedSteps`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type TemplateBuild struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              TemplateBuildSpec `json:"spec"`
+	// +optional
+	Status TemplateBuildStatus `json:"status,omitempty"`
+}
+
+// TemplateBuildList is a list of builds.
+// +kubebuilder:object:root=true
+type TemplateBuildList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []TemplateBuild `json:"items"`
+}

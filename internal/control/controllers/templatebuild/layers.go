@@ -1,0 +1,153 @@
+package templatebuild
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// form is the version of how steps are run. Raise it when results of the same steps change.
+const form = 1
+
+// maxLayers bounds the layers of a build: each slows down lookups of files, and the node stacks 64.
+const maxLayers = 60
+
+const (
+	rootUser = "root"
+	// defaultWorkdir is that of a build from an image, as in E2B.
+	defaultWorkdir = "/home/user"
+)
+
+// settings are what steps set for those that follow, and for the sandboxes of the template.
+type settings struct {
+	// User is a name; empty: the agent decides.
+	User    string            `json:"user"`
+	Workdir string            `json:"workdir"`
+	Env     map[string]string `json:"env,omitempty"`
+}
+
+// base is what the layers of a build lie on.
+type base struct {
+	blueprint agents.SandboxBlueprint
+	policies  *agents.BarchanSpec
+	// checkpoint has the files; empty: those of the image.
+	checkpoint string
+	settings   settings
+	// key identifies all of it.
+	key string
+	// prepared: it has the default user.
+	prepared bool
+}
+
+// layer is a group of steps whose files are kept together.
+type layer struct {
+	key string
+	// first is the index of its first step. A layer without steps prepares an image.
+	first int
+	steps []barchan.BuildStep
+	// before and after are the settings before its first and after its last step.
+	before, after settings
+}
+
+// last returns the number of a layer's last step, counted from 1.
+func (l *layer) last() int { return l.first + len(l.steps) }
+
+// checkpoint returns the name of the Checkpoint with a layer's files.
+func (l *layer) checkpoint() string { return "build-" + l.key }
+
+// layersOf groups the steps of a build. salt is not empty for a build whose forced steps may not take kept results.
+func layersOf(b *base, spec *barchan.TemplateBuildSpec, salt string) ([]layer, settings, error) {
+	var all []layer
+	key, now := b.key, b.settings
+	if spec.Force {
+		key = hashOf(key, salt)
+	}
+	if !b.prepared {
+		l := layer{key: hashOf(form, key, "prepare", prepareScript), before: now, after: now}
+		all, key = append(all, l), l.key
+	}
+	open := layer{before: now}
+	for i, step := range spec.Steps {
+		if step.Force && !spec.Force {
+			key = hashOf(key, salt)
+		}
+		key = hashOf(form, key, step.Type, step.Args, step.FilesHash)
+		now = now.with(&step)
+		open.steps = append(open.steps, step)
+		if step.Type == barchan.StepRun || step.Type == barchan.StepCopy {
+			open.key, open.after = key, now
+			all = append(all, open)
+			open = layer{first: i + 1, before: now}
+		}
+	}
+	if slices.ContainsFunc(open.steps, func(s barchan.BuildStep) bool { return s.Type != barchan.StepEnv }) {
+		open.key, open.after = key, now
+		all = append(all, open)
+	}
+	if len(all) > maxLayers {
+		return nil, now, refuse(barchan.BuildStepBase, "spec.steps: %d of them change files, the maximum is %d; join some of the commands", len(all), maxLayers)
+	}
+	return all, now, nil
+}
+
+// with returns the settings after a step.
+func (s settings) with(step *barchan.BuildStep) settings {
+	switch step.Type {
+	case barchan.StepWorkdir:
+		s.Workdir = absolute(step.Args[0], s.Workdir)
+	case barchan.StepUser:
+		s.User = step.Args[0]
+	case barchan.StepEnv:
+		s.Env = maps.Clone(s.Env)
+		if s.Env == nil {
+			s.Env = map[string]string{}
+		}
+		for i := 0; i+1 < len(step.Args); i += 2 {
+			s.Env[step.Args[i]] = step.Args[i+1]
+		}
+	case barchan.StepRun, barchan.StepCopy:
+	}
+	return s
+}
+
+// absolute returns a path that may be relative to a directory.
+func absolute(p, dir string) string {
+	if path.IsAbs(p) {
+		return path.Clean(p)
+	}
+	return path.Join("/", dir, p)
+}
+
+// hashBytes are of a SHA-256: 160 bits.
+const hashBytes = 20
+
+// hashOf returns the hash of parts, 40 hex digits.
+func hashOf(parts ...any) string {
+	text, err := json.Marshal(parts)
+	if err != nil {
+		panic(fmt.Sprintf("templatebuild: hash: %v", err)) // parts are plain values
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:hashBytes])
+}
+
+// imageBase returns the base of an image. Its entrypoint does not run, for E2B's templates have none but their start command.
+func imageBase(image, digest string) *base {
+	return &base{
+		blueprint: agents.SandboxBlueprint{PodTemplate: agents.PodTemplate{Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{Name: "sandbox", Image: image, Command: []string{"/bin/sh", "-c", "exit 0"}}},
+		}}},
+		settings: settings{User: envd.DefaultUser, Workdir: defaultWorkdir},
+		key:      hashOf(form, "image", image, digest),
+	}
+}

@@ -1,0 +1,114 @@
+package templatebuild
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+)
+
+const (
+	// keptBuilds is how many ended builds of a template are kept.
+	keptBuilds = 10
+	// layerTTL is how long a layer that no template starts from is kept after its last use, maxKept how many of a namespace.
+	layerTTL = 7 * 24 * time.Hour
+	maxKept  = 200
+)
+
+// prune removes what no build and no template needs any more: old builds and layers of a namespace, and logs of builds that are gone.
+func (r *reconciler) prune(ctx context.Context, namespace string) error {
+	return errors.Join(r.pruneLogs(ctx), r.pruneBuilds(ctx, namespace), r.pruneLayers(ctx, namespace))
+}
+
+// pruneLogs reads the logs before the builds, for a log is younger than its build.
+func (r *reconciler) pruneLogs(ctx context.Context) error {
+	logs, err := r.Store.Builds()
+	if err != nil {
+		return fmt.Errorf("list logs of builds: %w", err)
+	}
+	all, err := r.Objects.TemplateBuilds(ctx, "")
+	if err != nil {
+		return fmt.Errorf("list builds: %w", err)
+	}
+	known := sets.New[types.UID]()
+	for i := range all {
+		known.Insert(all[i].UID)
+	}
+	for _, uid := range logs {
+		if !known.Has(uid) {
+			err = errors.Join(err, r.Store.RemoveLog(uid))
+		}
+	}
+	return err
+}
+
+func (r *reconciler) pruneBuilds(ctx context.Context, namespace string) error {
+	all, err := r.Objects.TemplateBuilds(ctx, namespace)
+	if err != nil {
+		return fmt.Errorf("list builds: %w", err)
+	}
+	all = slices.DeleteFunc(all, func(b barchan.TemplateBuild) bool { return !ended(&b) || b.DeletionTimestamp != nil })
+	slices.SortFunc(all, func(a, b barchan.TemplateBuild) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	count := map[string]int{}
+	for i := range all {
+		b := &all[i]
+		if count[b.Spec.TemplateName]++; count[b.Spec.TemplateName] > keptBuilds {
+			err = errors.Join(err, r.remove(ctx, b))
+		}
+	}
+	return err
+}
+
+func (r *reconciler) pruneLayers(ctx context.Context, namespace string) error {
+	all, err := r.Objects.Checkpoints(ctx, namespace)
+	if err != nil {
+		return fmt.Errorf("list checkpoints: %w", err)
+	}
+	used := sets.New[string]()
+	templates, err := r.Objects.Templates(ctx, namespace)
+	if err != nil {
+		return fmt.Errorf("list templates: %w", err)
+	}
+	for i := range templates {
+		if b := templates[i].Spec.Barchan; b != nil && b.Sandbox != nil && b.Sandbox.Restore != nil {
+			used.Insert(b.Sandbox.Restore.CheckpointName)
+		}
+	}
+	all = slices.DeleteFunc(all, func(c barchan.Checkpoint) bool {
+		return c.Labels[barchan.LabelPurpose] != barchan.PurposeBuild || c.DeletionTimestamp != nil || used.Has(c.Name)
+	})
+	slices.SortFunc(all, func(a, b barchan.Checkpoint) int { return usedAt(&b).Compare(usedAt(&a)) })
+	for i := range all {
+		if i >= maxKept || time.Since(usedAt(&all[i])) > layerTTL {
+			err = errors.Join(err, r.remove(ctx, &all[i]))
+		}
+	}
+	return err
+}
+
+func usedAt(c *barchan.Checkpoint) time.Time {
+	if at := barchan.ExactTime(c, barchan.AnnotationUsedAt); !at.IsZero() {
+		return at
+	}
+	return c.CreationTimestamp.Time
+}
+
+// remove deletes an object, unless it has changed.
+func (r *reconciler) remove(ctx context.Context, o client.Object) error {
+	uid, version := o.GetUID(), o.GetResourceVersion()
+	err := r.Client.Delete(ctx, o, client.Preconditions{UID: &uid, ResourceVersion: &version})
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete %s: %w", o.GetName(), err)
+	}
+	return nil
+}

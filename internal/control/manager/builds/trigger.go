@@ -1,0 +1,178 @@
+package builds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/signedurl"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
+	"github.com/barchan-dev/barchan/internal/control/builds"
+)
+
+// uploadTime is how long an upload may begin after its URL was made.
+const uploadTime = time.Hour
+
+// maxTries bounds the writes of a build that its controller changes meanwhile.
+const maxTries = 10
+
+// UploadURL reports whether a tenant's archive is kept, and returns the end of the path by which it can be uploaded in the
+// next hour. An archive belongs to the tenant, whatever its template.
+func (s *Service) UploadURL(namespace, hash string) (present bool, path string, err error) {
+	if err := s.Gate.Err(); err != nil {
+		return false, "", err
+	}
+	if err := builds.CheckHash(hash); err != nil {
+		return false, "", err
+	}
+	return s.Files.HasFiles(namespace, hash), signedurl.Upload(s.UploadKey, namespace, hash, time.Now().Add(uploadTime)), nil
+}
+
+// Upload keeps an archive of size bytes that is uploaded by such a path.
+func (s *Service) Upload(ctx context.Context, path string, size int64, archive io.Reader) error {
+	namespace, hash, ok := signedurl.VerifyUpload(s.UploadKey, path)
+	if !ok {
+		return apistatus.Refuse(errs.ErrForbidden, "the URL of the upload is not valid or has expired; ask for a new one")
+	}
+	if err := s.Gate.Err(); err != nil {
+		return err
+	}
+	if most := s.Files.MaxFiles(); size > most {
+		return apistatus.Refuse(errs.ErrTooLarge, "the archive is larger than %d bytes", most)
+	}
+	start := time.Now()
+	err := s.Files.PutFiles(ctx, namespace, hash, archive)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return errs.Public(fmt.Errorf("%w: %w", errs.ErrUnavailable, err), "the server's disk is full; try again later")
+	}
+	if err != nil {
+		return err
+	}
+	s.Log.InfoContext(ctx, "files of template builds uploaded", telemetry.Namespace, namespace, "hash", hash, "bytes", size, telemetry.Duration, time.Since(start))
+	return nil
+}
+
+// Instructions are what a build does, as a client writes them.
+type Instructions struct {
+	// FromImage or FromTemplate is what it starts from.
+	FromImage, FromTemplate string
+	// Registry: the client sent credentials of the image's registry.
+	Registry                   bool
+	Steps                      []Step
+	StartCommand, ReadyCommand string
+	// Force does all steps, even if their results are kept.
+	Force bool
+}
+
+// Step is one instruction.
+type Step struct {
+	// Type is RUN, COPY, WORKDIR, USER or ENV.
+	Type      string
+	Args      []string
+	FilesHash string
+	Force     bool
+}
+
+// stepTypes has the types of steps by their names on the wire.
+var stepTypes = map[string]barchan.BuildStepType{
+	"RUN": barchan.StepRun, "COPY": barchan.StepCopy, "WORKDIR": barchan.StepWorkdir, "USER": barchan.StepUser, "ENV": barchan.StepEnv,
+}
+
+// Trigger starts a build. It does so once.
+func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID string, what Instructions) error {
+	b, err := s.find(ctx, namespace, templateID, buildID)
+	if err != nil {
+		return err
+	}
+	if err := s.Gate.Err(); err != nil {
+		return err
+	}
+	from, err := s.source(ctx, namespace, &what)
+	if err != nil {
+		return err
+	}
+	steps, err := s.steps(namespace, what.Steps)
+	if err != nil {
+		return err
+	}
+	for try := 1; ; try++ {
+		if b.Spec.From != nil || ended(b) {
+			return apistatus.Refuse(errs.ErrConflict, "build '%s' was started before; request another one", buildID)
+		}
+		old := b.DeepCopy()
+		b.Spec.From, b.Spec.Steps, b.Spec.Force = from, steps, what.Force
+		b.Spec.StartCommand, b.Spec.ReadyCommand = what.StartCommand, what.ReadyCommand
+		if err := check(b, old); err != nil {
+			return err
+		}
+		err = s.Objects.Update(ctx, b)
+		if err == nil {
+			break
+		}
+		if !apierrors.IsConflict(err) || try == maxTries {
+			return apistatus.From("start template build "+buildID, err)
+		}
+		if b, err = s.find(ctx, namespace, templateID, buildID); err != nil {
+			return err
+		}
+	}
+	s.Log.InfoContext(ctx, "template build started", telemetry.Namespace, b.Namespace, telemetry.Name, b.Name, telemetry.Template, b.Spec.TemplateName)
+	return nil
+}
+
+// source returns what a build starts from.
+func (s *Service) source(ctx context.Context, namespace string, what *Instructions) (*barchan.BuildSource, error) {
+	switch {
+	case what.Registry:
+		return nil, apistatus.Refuse(errs.ErrInvalid, "fromImageRegistry: registry credentials are not supported yet; have the operator pull the image, and leave them out")
+	case (what.FromImage == "") == (what.FromTemplate == ""):
+		return nil, apistatus.Refuse(errs.ErrInvalid, "fromImage: name either an image, or a template in fromTemplate")
+	case what.FromImage != "":
+		return &barchan.BuildSource{Image: what.FromImage}, nil
+	}
+	t, err := s.Templates.Resolve(ctx, namespace, what.FromTemplate)
+	if errors.Is(err, errs.ErrNotFound) {
+		t, err = s.Templates.ResolveUncached(ctx, namespace, what.FromTemplate)
+	}
+	if errors.Is(err, errs.ErrNotFound) {
+		return nil, apistatus.Refuse(errs.ErrInvalid, "fromTemplate: template '%.80s' not found", what.FromTemplate)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &barchan.BuildSource{TemplateName: t.Name}, nil
+}
+
+// steps translates a build's steps, and refuses a copy of files that the server lacks.
+func (s *Service) steps(namespace string, wire []Step) (steps []barchan.BuildStep, err error) {
+	for i, w := range wire {
+		kind, known := stepTypes[strings.ToUpper(w.Type)]
+		if !known {
+			return nil, apistatus.Refuse(errs.ErrInvalid, "steps[%d].type: %.80q is none of RUN, COPY, WORKDIR, USER and ENV", i, w.Type)
+		}
+		step := barchan.BuildStep{Type: kind, Args: w.Args, FilesHash: w.FilesHash, Force: w.Force}
+		if kind == barchan.StepCopy && builds.CheckHash(w.FilesHash) == nil && !s.Files.HasFiles(namespace, w.FilesHash) {
+			return nil, apistatus.Refuse(errs.ErrInvalid, "steps[%d].filesHash: the files of step %d (COPY %.80s) are not on the server; upload them first", i, i+1, strings.Join(w.Args, " "))
+		}
+		steps = append(steps, step)
+	}
+	return steps, nil
+}
+
+// check validates a build as the API server does, with the field names of the wire.
+func check(b, old *barchan.TemplateBuild) error {
+	list := barchan.ValidateTemplateBuild(b, old)
+	for _, e := range list {
+		e.Field = strings.TrimPrefix(e.Field, "spec.")
+	}
+	return apistatus.InvalidFields(list)
+}

@@ -1,0 +1,140 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+const buildManifest = `
+apiVersion: barchan.dev/v1alpha1
+kind: TemplateBuild
+metadata: {name: %s}
+spec:
+  templateName: %s
+  from: {%s}
+  steps: [%s]
+  startCommand: %q
+  readyCommand: %q
+`
+
+// built applies a build and returns it when it has ended.
+func (s *server) built(name, template, from, steps, start, ready string) *barchan.TemplateBuild {
+	s.t.Helper()
+	s.apply(fmt.Sprintf(buildManifest, name, template, from, steps, start, ready))
+	c, b := s.client(), &barchan.TemplateBuild{}
+	eventually.True(s.t, "build "+name+" ends", func() bool {
+		if err := c.Get(s.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, b); err != nil {
+			s.t.Fatal(err)
+		}
+		return b.Status.Phase == barchan.BuildReady || b.Status.Phase == barchan.BuildFailed
+	})
+	return b
+}
+
+func (s *server) mustBuild(name, template, from, steps, start, ready string) *barchan.TemplateBuild {
+	s.t.Helper()
+	b := s.built(name, template, from, steps, start, ready)
+	if b.Status.Phase != barchan.BuildReady {
+		s.t.Fatalf("build %s: %+v\n%s", name, b.Status, s.tail())
+	}
+	return b
+}
+
+func TestTemplateBuilds(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("SKIPPED: a whole server needs root")
+	}
+	s := newServer(t)
+	s.start()
+	s.must("image", "build", "base")
+	const image = "image: " + baseImage
+	steps := `{type: Run, args: ["id -un > who; mkdir d; echo first > d/f"]}, {type: Env, args: [WORD, "a $b"]}, {type: Workdir, args: [/srv/work]}, ` +
+		`{type: Run, args: ['echo "$WORD" > word; pwd >> word; id -un >> word']}, {type: User, args: [root]}`
+	b := s.mustBuild("one", "built", image, steps, "", "")
+	if b.Status.CachedSteps != 0 || b.Status.TemplateID == "" {
+		t.Errorf("status: %+v", b.Status)
+	}
+	id, out := s.keep("built", "sh", "-c", `cat ~user/who ~user/d/f /srv/work/word; pwd; id -un; echo "$WORD"`)
+	if want := "user\nfirst\na $b\n/srv/work\nuser\n/srv/work\nroot\na $b\n"; out != want {
+		t.Errorf("in a sandbox of it: %q, want %q", out, want)
+	}
+	s.must("rm", id)
+
+	t.Run("again", func(t *testing.T) {
+		s := s.in(t)
+		if b := s.mustBuild("two", "built", image, steps, "", ""); b.Status.CachedSteps != 5 {
+			t.Errorf("%d steps of 5 are taken from the build before", b.Status.CachedSteps)
+		}
+		more := strings.Replace(steps, "pwd >> word", "date >> word", 1)
+		if b := s.mustBuild("three", "other", image, more, "", ""); b.Status.CachedSteps != 1 {
+			t.Errorf("after a change of the fourth step %d are taken, want the first alone", b.Status.CachedSteps)
+		}
+	})
+	t.Run("a step fails", func(t *testing.T) {
+		s := s.in(t)
+		b := s.built("four", "broken", image, `{type: Run, args: ["true"]}, {type: Run, args: ["echo no >&2; exit 3"]}`, "", "")
+		why := b.Status.Conditions[0].Message
+		if b.Status.Phase != barchan.BuildFailed || b.Status.FailedStep != "2" || why != "failed to run command 'echo no >&2; exit 3': command failed: exit status 3" {
+			t.Errorf("%+v: %s", b.Status, why)
+		}
+		b = s.built("five", "broken", image, `{type: User, args: [root123]}`, "", "")
+		why = b.Status.Conditions[0].Message
+		if b.Status.FailedStep != "1" || why != "failed to run command 'whoami': command failed: unauthenticated: invalid username: 'root123'" {
+			t.Errorf("%+v: %s", b.Status, why)
+		}
+		b = s.built("hog", "broken", image, `{type: Run, args: ["python3 -c 'bytearray(3 << 30)'"]}`, "", "")
+		if why = b.Status.Conditions[0].Message; b.Status.FailedStep != "1" || !strings.Contains(why, "failed to run command") {
+			t.Errorf("without memory: %+v: %s", b.Status, why)
+		}
+		t.Log(why)
+		if out, err := s.try("template", "show", "broken"); err == nil {
+			t.Errorf("there is a template after it failed: %s", out)
+		}
+	})
+	t.Run("started", func(t *testing.T) {
+		s := s.in(t)
+		s.mustBuild("six", "served", "templateName: built", `{type: Run, args: ["echo served > page"]}`, "sleep 3; exec python3 -m http.server 8080", "curl -sf localhost:8080/page")
+		id, _ := s.keep("served", "true")
+		if got := s.untilServed(id, "/page"); got != "served\n" {
+			t.Errorf("its server says %q", got)
+		}
+		if out := s.exec(id, "pgrep -f http.server | head -1"); out == "" {
+			t.Error("the start command does not run")
+		}
+	})
+	t.Run("the unmodified SDK", func(t *testing.T) {
+		runSDK(t, "builds.test.mjs", append(s.in(t).clientEnv(), "BASE_IMAGE="+baseImage))
+	})
+	t.Run("deleted while it runs", func(t *testing.T) {
+		s := s.in(t)
+		s.apply(fmt.Sprintf(buildManifest, "seven", "never", image, `{type: Run, args: ["sleep 600"]}`, "", ""))
+		c := s.client()
+		steps := func() (n int) {
+			var boxes agents.SandboxList
+			if err := c.List(t.Context(), &boxes, client.MatchingLabels{barchan.LabelBuild: "seven"}); err != nil {
+				t.Fatal(err)
+			}
+			return len(boxes.Items)
+		}
+		eventually.True(t, "the step runs", func() bool { return steps() == 1 })
+		b := &barchan.TemplateBuild{}
+		b.Namespace, b.Name = "default", "seven"
+		if err := c.Delete(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+		eventually.True(t, "its sandbox is gone", func() bool { return steps() == 0 })
+	})
+	if left := s.data("list", "-q"); strings.Contains(left, "build-") {
+		t.Errorf("sandboxes of builds are listed: %s", left)
+	}
+	s.untilNothingWrong()
+}
