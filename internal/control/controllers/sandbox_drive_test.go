@@ -113,7 +113,6 @@ func TestSandboxThatCannotSleep(t *testing.T) {
 	}
 }
 
-// The node receives what a sandbox keeps, and what has no address any more shows none.
 // TestSuspendedFromTheStart: in a cluster a sandbox without a Pod is suspended too, so that it has what it has beside the Pod. A node
 // has nothing of it.
 func TestSuspendedFromTheStart(t *testing.T) {
@@ -129,6 +128,7 @@ func TestSuspendedFromTheStart(t *testing.T) {
 	}
 }
 
+// The node receives what a sandbox keeps, and what has no address any more shows none.
 func TestSandboxKeepsWhatItsModeSays(t *testing.T) {
 	w, s := ran(t)
 	w.machine.homeless = map[sandbox.ContainerState]bool{sandbox.ContainerPaused: true}
