@@ -25,8 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 )
 
-// makeTables makes what decides from memory: routes, ready members, quotas, connections to agents; and opens the files of template
-// builds.
+// makeTables makes what decides from memory: routes, ready members, quotas, connections to agents.
 func (d *Daemon) makeTables(context.Context) (err error) {
 	if d.picker, err = picker.New(picker.Config{
 		Writer: d.objects, Identity: d.cfg.NodeName, Log: d.cfg.Log, Metrics: d.metrics,
@@ -37,11 +36,6 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 		MilliCPU: d.cfg.SandboxCPU.MilliValue(), Memory: d.cfg.SandboxMemory.Value(),
 	}}); err != nil {
 		return err
-	}
-	if d.cfg.Role == config.RoleServer {
-		if d.builds, err = builds.Open(builds.Config{Dir: filepath.Join(d.cfg.DataDir, "builds")}); err != nil {
-			return err
-		}
 	}
 	d.assumed = assumecache.New(d.cache.Sandbox)
 	reach := agentclient.Config{Tokens: d.tokens}

@@ -94,9 +94,9 @@ type Daemon struct {
 	picker        *picker.Picker
 	assumed       *assumecache.Sandboxes
 	quotas        *quota.Quotas
-	builds        *builds.Store // files of template builds; nil but in a server
 	binder        *agentclient.Client
 	manager       *manager.Manager
+	builds        *builds.Store // files of template builds; nil but in a server
 	recorder      events.EventRecorder
 	flushEvents   func()
 	gateway       *gateway.Gateway
