@@ -50,7 +50,7 @@ var layers = [][]string{
 		"internal/control/apiserver", "internal/control/cache", "internal/control/apistatus", "internal/control/assumecache", "internal/control/picker", "internal/control/quota",
 		"internal/node/ctrd", "internal/node/oci", "internal/node/netdev", "internal/node/baseimage", "internal/node/toolchain", "internal/node/resolver",
 		"internal/edge/peers", "internal/edge/acme", "internal/guest/envd",
-		"internal/client/adminclient", "internal/client/restclient", "internal/client/kubeobjects", "internal/testkit",
+		"internal/client/adminclient", "internal/client/restclient", "internal/client/kubeobjects", "internal/client/dockerfile", "internal/testkit",
 	},
 	4: {
 		"internal/control/claiming", "internal/control/agentclient", "internal/control/kubeauth", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
@@ -103,6 +103,8 @@ var owners = map[string][]string{
 	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/base/portable", "internal/client/cluster"},
 	"github.com/modelcontextprotocol/go-sdk": {"internal/client/cli/mcp"},
 	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
+	"github.com/moby/buildkit":               {"internal/client/dockerfile"},  // the syntax of Dockerfiles alone
+	"github.com/moby/patternmatcher":         {"internal/client/dockerfile"},
 }
 
 // pkg is what `go list` tells of a package.
