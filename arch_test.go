@@ -64,7 +64,7 @@ var layers = [][]string{
 	10: {"internal/node/recovery"},
 	11: {"internal/node"},
 	12: {
-		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/cluster", "internal/client/cli/files", "internal/client/cli/mcp", "internal/client/cli/ports",
+		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/files", "internal/client/cli/mcp", "internal/client/cli/ports",
 		"internal/client/cli/resources", "internal/client/cli/sandboxes",
 	},
 	13: {"internal/client/cli"},
@@ -97,7 +97,7 @@ var owners = map[string][]string{
 	"github.com/miekg/dns":             {"internal/node/resolver", "internal/edge/acme"},
 	"golang.org/x/crypto/acme":         {"internal/edge/acme"},
 	"github.com/spf13/cobra": {
-		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/cluster", "internal/client/cli/files",
+		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/files",
 		"internal/client/cli/mcp", "internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes",
 	},
 	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/base/portable", "internal/client/cluster"},
