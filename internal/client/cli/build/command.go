@@ -42,7 +42,7 @@ func Command(a *app.App) *cobra.Command {
 		Short: "Make a template from a Dockerfile and a directory",
 		Args:  cobra.MaximumNArgs(1),
 		Long: "Make a template from a Dockerfile and a directory, by default the current one, and print the template's ID. The server\n" +
-			"runs the steps in sandboxes and keeps the result of each, so that the next build runs those after the first change alone.\n" +
+			"runs the steps in sandboxes and keeps the result of each, so that the next build runs only those after a change.\n" +
 			"CMD and ENTRYPOINT run in every sandbox of the template, HEALTHCHECK decides when it is ready. Without USER or WORKDIR,\n" +
 			"sandboxes have user \"user\" and /home/user. Refused with the line: COPY --from, ADD of URLs and archives, RUN --mount,\n" +
 			"VOLUME, ONBUILD and FROM scratch. Ctrl-C cancels the build where the Kubernetes API is within reach.",
