@@ -50,7 +50,7 @@ var layers = [][]string{
 		"internal/control/apiserver", "internal/control/cache", "internal/control/apistatus", "internal/control/assumecache", "internal/control/builds", "internal/control/picker", "internal/control/quota",
 		"internal/node/ctrd", "internal/node/oci", "internal/node/netdev", "internal/node/baseimage", "internal/node/toolchain", "internal/node/resolver",
 		"internal/edge/peers", "internal/edge/acme", "internal/guest/envd",
-		"internal/client/adminclient", "internal/client/restclient", "internal/client/kubeobjects", "internal/testkit",
+		"internal/client/adminclient", "internal/client/restclient", "internal/client/kubeobjects", "internal/client/dockerfile", "internal/testkit",
 	},
 	4: {
 		"internal/control/claiming", "internal/control/agentclient", "internal/control/kubeauth", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
@@ -64,7 +64,7 @@ var layers = [][]string{
 	10: {"internal/node/recovery"},
 	11: {"internal/node"},
 	12: {
-		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/cluster", "internal/client/cli/files", "internal/client/cli/mcp", "internal/client/cli/ports",
+		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/files", "internal/client/cli/mcp", "internal/client/cli/ports",
 		"internal/client/cli/resources", "internal/client/cli/sandboxes",
 	},
 	13: {"internal/client/cli"},
@@ -97,12 +97,14 @@ var owners = map[string][]string{
 	"github.com/miekg/dns":             {"internal/node/resolver", "internal/edge/acme"},
 	"golang.org/x/crypto/acme":         {"internal/edge/acme"},
 	"github.com/spf13/cobra": {
-		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/cluster", "internal/client/cli/files",
+		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/files",
 		"internal/client/cli/mcp", "internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes",
 	},
 	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/base/portable", "internal/client/cluster"},
 	"github.com/modelcontextprotocol/go-sdk": {"internal/client/cli/mcp"},
 	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
+	"github.com/moby/buildkit":               {"internal/client/dockerfile"},  // the syntax of Dockerfiles alone
+	"github.com/moby/patternmatcher":         {"internal/client/dockerfile"},
 }
 
 // pkg is what `go list` tells of a package.

@@ -78,6 +78,11 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 	case d.apart != nil:
 		diskUsed = d.apart.DiskUsed
 	}
+	if d.cfg.Role == config.RoleServer {
+		if d.builds, err = builds.Open(builds.Config{Dir: filepath.Join(d.cfg.DataDir, "builds")}); err != nil {
+			return err
+		}
+	}
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
 		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed, Binder: d.binder,

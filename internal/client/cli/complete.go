@@ -41,6 +41,8 @@ func (a completer) complete(cmd *cobra.Command) {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			case strings.HasPrefix(at, "FILE"):
 				return nil, cobra.ShellCompDirectiveDefault
+			case at == "DIR":
+				return nil, cobra.ShellCompDirectiveFilterDirs
 			case at == "SOURCE" || at == "DESTINATION":
 				return a.pathChoices(cmd, given, word)
 			}
@@ -98,7 +100,7 @@ func (a completer) argumentChoices() map[string]choices {
 // flagChoices are keyed by flag, or by command and flag; nil is a file.
 func (a completer) flagChoices() map[string]choices {
 	return map[string]choices{
-		"sandbox": a.sandboxChoices, "from": a.snapshotChoices, "template": a.templateChoices, "image": a.imageChoices,
+		"sandbox": a.sandboxChoices, "from": a.snapshotChoices, "template": a.templateChoices, "from-template": a.templateChoices, "image": a.imageChoices,
 		"pool create template": a.objectChoices(app.TemplateKind()), "namespace": a.namespaceChoices,
 		"output": fixed(app.Formats()...), "ls state": fixed(app.AnyState()...), "net leases state": fixed(admin.LeaseStates()...),
 		"pool create update": fixed("OnReplenish", "Recreate"), "env shell": fixed("sh", "fish", "json"), "net trace protocol": fixed("tcp", "udp", "icmp"),

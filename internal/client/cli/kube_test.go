@@ -65,6 +65,7 @@ func TestObjects(t *testing.T) {
 	t.Run("namespace of a key", s.testKeysNamespace)
 	t.Run("variant", s.testVariant)
 	t.Run("checkpoint", s.testCheckpoint)
+	t.Run("canceled build", s.testBuildCanceled)
 }
 
 const checkpointObjects = `

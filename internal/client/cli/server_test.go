@@ -121,6 +121,7 @@ type server struct {
 	findings     []adminclient.Finding // +checklocks:mu
 	peerKeys     []string              // +checklocks:mu
 	travel       travel
+	builds       *builds // nil: the server has none
 }
 
 func newServer(t *testing.T, agent *url.URL) *server {
@@ -183,6 +184,9 @@ func (s *server) add(id, state string, metadata map[string]string) {
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if id := r.Header.Get(envd.HeaderSandboxID); id != "" {
 		s.gateway(w, r, id)
+		return
+	}
+	if s.builds != nil && s.builds.serve(w, r) {
 		return
 	}
 	namespace, known := map[string]string{testKey: "default", tenantKey: "tenant-a"}[r.Header.Get("X-API-Key")]

@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -217,5 +219,33 @@ func TestForkEach(t *testing.T) {
 				t.Errorf("told %q, %v; want %q, %v", got, err, tt.want, tt.kind)
 			}
 		})
+	}
+}
+
+func TestUploadFiles(t *testing.T) {
+	status := http.StatusOK
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(r.Body)
+		if err != nil || string(b) != "tar" || r.Method != http.MethodPut || r.Header.Get("X-Api-Key") != "" || r.Header.Get("X-A") != "b" || r.ContentLength != 3 {
+			t.Errorf("%s of %q, %v, %v", r.Method, b, r.Header, err)
+		}
+		refuse(w, status, "it is too large")
+	}))
+	defer server.Close()
+	c, err := New(Config{URL: server.URL, Key: key, HTTP: server.Client()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := BuildFiles{URL: server.URL + "/x", Headers: map[string]string{"X-A": "b", "content-length": "7"}}
+	if err := c.UploadFiles(t.Context(), to, strings.NewReader("tar"), 3); err != nil {
+		t.Error(err)
+	}
+	status = http.StatusRequestEntityTooLarge
+	if err := c.UploadFiles(t.Context(), to, strings.NewReader("tar"), 3); !errors.Is(err, errs.ErrTooLarge) || err.Error() != "upload files: it is too large" {
+		t.Error(err)
+	}
+	server.Close()
+	if err := c.UploadFiles(t.Context(), to, strings.NewReader("tar"), 3); !errors.Is(err, errs.ErrUnavailable) {
+		t.Error(err)
 	}
 }

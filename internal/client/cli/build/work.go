@@ -1,0 +1,281 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
+	"github.com/barchan-dev/barchan/internal/client/dockerfile"
+	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
+	"github.com/barchan-dev/barchan/internal/client/restclient"
+)
+
+const (
+	// pollEvery is the time between two reads of the status.
+	pollEvery = 250 * time.Millisecond
+	// patience is how long the server may be out of reach: a build goes on after a restart.
+	patience = 2 * time.Minute
+	// cancelWithin bounds the cancellation of a build.
+	cancelWithin = 10 * time.Second
+)
+
+// work is one build that the server knows.
+type work struct {
+	a     *app.App
+	t     *app.Server
+	name  string
+	file  string // of messages
+	plan  *dockerfile.Plan
+	build restclient.Build
+	// current is the step whose lines are printed, as in the log.
+	current string
+	cached  map[string]bool
+}
+
+// Result is what --json prints.
+type Result struct {
+	Name       string `json:"name"`
+	TemplateID string `json:"templateID"`
+	BuildID    string `json:"buildID"`
+	Status     string `json:"status"` // ready or error
+	Steps      int    `json:"steps"`
+	Cached     int    `json:"cachedSteps"`
+	// Failure is of an error.
+	Failure *Failure `json:"failure,omitempty"`
+}
+
+// Failure is why a build failed.
+type Failure struct {
+	Message string `json:"message"`
+	// Step is its number from 1, or base, or finalize.
+	Step string `json:"step"`
+	Line int    `json:"line,omitempty"`
+	Text string `json:"text,omitempty"`
+}
+
+// start returns the build as the server takes it, with the hashes of all files.
+func start(p *dockerfile.Plan, force bool) (restclient.BuildStart, error) {
+	s := restclient.BuildStart{
+		FromImage: p.From.Image, FromTemplate: p.From.Template, StartCmd: p.StartCommand, ReadyCmd: p.ReadyCommand, Force: force,
+	}
+	for _, step := range p.Steps {
+		out := restclient.BuildStep{Type: step.Type, Args: step.Args}
+		if step.Files != nil {
+			var err error
+			if out.FilesHash, err = step.Files.Hash(); err != nil {
+				return s, err
+			}
+		}
+		s.Steps = append(s.Steps, out)
+	}
+	return s, nil
+}
+
+// run uploads the files, starts the build and follows it to its end.
+func (w *work) run(ctx context.Context, s restclient.BuildStart) error {
+	for i, step := range s.Steps {
+		if step.FilesHash == "" {
+			continue
+		}
+		if err := w.upload(ctx, step.FilesHash, &w.plan.Steps[i]); err != nil {
+			return fmt.Errorf("%s:%d: %w", w.file, w.plan.Steps[i].Line, err)
+		}
+	}
+	if err := w.t.REST.StartBuild(ctx, w.build, s); err != nil {
+		return err
+	}
+	status, err := w.follow(ctx)
+	if err != nil {
+		return err
+	}
+	result := Result{Name: w.name, TemplateID: w.build.TemplateID, BuildID: w.build.BuildID, Status: status.Status, Steps: len(s.Steps), Cached: len(w.cached)}
+	if status.Status == restclient.BuildReady {
+		return w.a.Result(result, w.build.TemplateID)
+	}
+	result.Failure = w.failure(status.Reason)
+	if w.a.JSON {
+		if err := w.a.PrintJSON(result); err != nil {
+			return err
+		}
+	}
+	return result.Failure.error(w.file, len(s.Steps))
+}
+
+// upload sends the files of a step, unless the server has them.
+func (w *work) upload(ctx context.Context, hash string, step *dockerfile.Step) error {
+	to, err := w.t.REST.BuildFiles(ctx, w.build.TemplateID, hash)
+	if err != nil || to.Present {
+		return err
+	}
+	spool, err := os.CreateTemp("", "barchan-build-*.tar.gz")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = errors.Join(spool.Close(), os.Remove(spool.Name())) }()
+	if err := step.Files.Archive(spool); err != nil {
+		return err
+	}
+	size, err := spool.Seek(0, io.SeekCurrent)
+	if err == nil {
+		_, err = spool.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return err
+	}
+	p := terminal.NewQuietProgress(w.a.Stderr)
+	defer p.End()
+	return w.t.REST.UploadFiles(ctx, to, &terminal.CountingReader{Reader: spool, Step: step.Text, Total: size, Report: p.Event}, size)
+}
+
+// follow prints the log until the build has ended, and returns its last status.
+func (w *work) follow(ctx context.Context) (restclient.BuildStatus, error) {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	var end *restclient.BuildStatus
+	reached := time.Now()
+	for offset := 0; ; {
+		status, err := w.t.REST.BuildStatus(ctx, w.build, offset)
+		switch {
+		case err == nil:
+			reached = time.Now()
+			offset += len(status.LogEntries)
+			for i := range status.LogEntries {
+				w.print(&status.LogEntries[i], status.Reason)
+			}
+			if end == nil && (status.Status == restclient.BuildReady || status.Status == restclient.BuildError) {
+				end = &status
+			}
+			if len(status.LogEntries) > 0 { // there may be more
+				continue
+			}
+			if end != nil {
+				return *end, nil
+			}
+		case !errors.Is(err, errs.ErrUnavailable) || time.Since(reached) > patience:
+			return status, fmt.Errorf("follow build %s: %w", w.build.BuildID, err)
+		}
+		select {
+		case <-ctx.Done():
+			return status, ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// print prints one line of the log, below the text of its step.
+func (w *work) print(e *restclient.BuildLogEntry, reason *restclient.BuildReason) {
+	if e.Level == "debug" || (reason != nil && e.Level == "error" && e.Message == reason.Message) { // the error is printed at the end
+		return
+	}
+	if e.Step != w.current {
+		w.current = e.Step
+		if step := w.stepOf(e.Step); step != nil {
+			cached := strings.HasPrefix(e.Message, "CACHED ")
+			w.header(e.Step, step, cached)
+			if cached || strings.HasPrefix(e.Message, step.Type+" ") { // the server's own text of the step
+				return
+			}
+		}
+	}
+	line := e.Message[strings.LastIndexByte(strings.TrimRight(e.Message, "\r"), '\r')+1:] // of a progress bar the last state
+	text := terminal.Escaped(strings.ReplaceAll(strings.TrimRight(line, "\r"), "\t", "    "), terminal.MaxErrorLine)
+	if w.stepOf(e.Step) != nil {
+		text = "  " + text
+	}
+	fmt.Fprintln(w.a.Stderr, w.paint(map[string]string{"warn": terminal.Yellow, "error": terminal.Red}[e.Level], text))
+}
+
+// header prints the number and the text of a step.
+func (w *work) header(number string, step *dockerfile.Step, cached bool) {
+	text := fmt.Sprintf("[%s/%d] %s", number, len(w.plan.Steps), terminal.Plain(step.Text))
+	if cached {
+		w.cached[number] = true
+		text += " (cached)"
+	}
+	fmt.Fprintln(w.a.Stderr, w.paint(terminal.Green, text))
+}
+
+func (w *work) paint(colour, text string) string {
+	if colour == "" || !w.a.Coloured(w.a.Stderr) {
+		return text
+	}
+	return terminal.Paint(colour, text)
+}
+
+// stepOf returns the step of a number in the log, or nil.
+func (w *work) stepOf(number string) *dockerfile.Step {
+	if n, err := strconv.Atoi(number); err == nil && n >= 1 && n <= len(w.plan.Steps) {
+		return &w.plan.Steps[n-1]
+	}
+	return nil
+}
+
+// failure names the step that failed as the Dockerfile has it.
+func (w *work) failure(reason *restclient.BuildReason) *Failure {
+	if reason == nil {
+		return &Failure{Message: "the server gives no reason"}
+	}
+	f := &Failure{Message: reason.Message, Step: reason.Step}
+	switch step := w.stepOf(reason.Step); {
+	case step != nil:
+		f.Line, f.Text = step.Line, step.Text
+		if step.Type == dockerfile.StepRun { // whose command is that text
+			f.Message = strings.TrimPrefix(f.Message, "failed to run command '"+step.Args[0]+"': ")
+		}
+	case reason.Step == "base":
+		f.Line, f.Text = w.plan.From.Line, "FROM "+w.plan.From.Image+w.plan.From.Template
+	case reason.Step == "finalize" && w.plan.StartCommand != "":
+		f.Text = "start of " + w.plan.StartCommand
+	}
+	return f
+}
+
+// error returns the failure with its place.
+func (f *Failure) error(file string, steps int) error {
+	at := file
+	if f.Line > 0 {
+		at += ":" + strconv.Itoa(f.Line)
+	}
+	what := f.Text
+	if _, err := strconv.Atoi(f.Step); err == nil {
+		what = fmt.Sprintf("step %s of %d, %s", f.Step, steps, f.Text)
+	}
+	if what != "" {
+		what += ": "
+	}
+	return fmt.Errorf("%s: %s%s", at, what, f.Message)
+}
+
+// cancel ends an interrupted build. The REST API cannot; the object of the Kubernetes API can be deleted.
+func (w *work) cancel(ctx context.Context) {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
+	defer stop()
+	if err := w.remove(ctx); err != nil {
+		fmt.Fprintf(w.a.Stderr, "build %[1]s goes on without this program (%[2]s);\n`kubectl get templatebuild %[1]s -w` follows it, `kubectl delete templatebuild %[1]s` cancels it\n",
+			w.build.BuildID, app.Message(err))
+		return
+	}
+	fmt.Fprintf(w.a.Stderr, "build %s is canceled\n", w.build.BuildID)
+}
+
+func (w *work) remove(ctx context.Context) error {
+	k, err := w.a.Kube(ctx)
+	if err != nil {
+		return err
+	}
+	namespace, err := w.t.REST.Namespace(ctx)
+	if err != nil {
+		return err
+	}
+	return kubeobjects.Error(k.Client.Resource(app.BuildsResource).Namespace(namespace).Delete(ctx, w.build.BuildID, metav1.DeleteOptions{}))
+}

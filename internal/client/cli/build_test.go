@@ -1,0 +1,349 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/creack/pty"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+const buildID = "5e8f8d2c-0000-4000-8000-000000000001"
+
+// builds is the API's part for template builds. Its only build logs each step, and ends as it is told.
+type builds struct {
+	t *testing.T
+
+	mu        sync.Mutex // one request at a time; tests read the rest between them
+	requested restclient.NewBuild
+	started   *restclient.BuildStart
+	uploads   map[string][]byte // by hash
+	log       []restclient.BuildLogEntry
+	polls     int
+
+	cached int  // that many steps first
+	fails  int  // the number of the step; zero: none
+	stays  bool // it does not end
+	gone   int  // that many reads of the status fail
+	reason *restclient.BuildReason
+}
+
+func (b *builds) serve(w http.ResponseWriter, r *http.Request) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	hash, upload := strings.CutPrefix(r.URL.Path, "/templates/uploads/")
+	switch {
+	case upload:
+		content, err := io.ReadAll(r.Body)
+		if err != nil || r.Method != http.MethodPut || r.ContentLength != int64(len(content)) || r.Header.Get("X-Api-Key") != "" || r.Header.Get("X-Signed") != "yes" {
+			b.t.Errorf("upload: %v, %d of %d bytes, %v", err, len(content), r.ContentLength, r.Header)
+		}
+		b.uploads[hash] = content
+	case r.Header.Get("X-Api-Key") != testKey:
+		return false
+	case r.Method+" "+r.URL.Path == "POST /v3/templates":
+		_ = json.NewDecoder(r.Body).Decode(&b.requested)
+		if b.requested.Name == "Bad" {
+			refuse(w, http.StatusBadRequest, "name: is bad")
+			return true
+		}
+		w.WriteHeader(http.StatusAccepted)
+		fmt.Fprintf(w, `{"templateID":"t1","buildID":%q}`, buildID)
+	case strings.HasPrefix(r.URL.Path, "/templates/t1/files/"):
+		hash := strings.TrimPrefix(r.URL.Path, "/templates/t1/files/")
+		_, present := b.uploads[hash]
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(restclient.BuildFiles{
+			Present: present, URL: "http://" + r.Host + "/templates/uploads/" + hash, Headers: map[string]string{"X-Signed": "yes", "content-length": "1"},
+		})
+	case r.Method+" "+r.URL.Path == "POST /v2/templates/t1/builds/"+buildID:
+		b.start(r)
+		w.WriteHeader(http.StatusAccepted)
+	case r.URL.Path == "/templates/t1/builds/"+buildID+"/status":
+		b.status(w, r)
+	default:
+		return false
+	}
+	return true
+}
+
+func (b *builds) start(r *http.Request) {
+	b.started, b.log = &restclient.BuildStart{}, nil
+	if err := json.NewDecoder(r.Body).Decode(b.started); err != nil {
+		b.t.Error(err)
+	}
+	say := func(step, level, message string) {
+		b.log = append(b.log, restclient.BuildLogEntry{Step: step, Level: level, Message: message})
+	}
+	say("base", "info", "from image "+b.started.FromImage)
+	for i, step := range b.started.Steps {
+		n, text := strconv.Itoa(i+1), step.Type+" "+strings.Join(step.Args, " ")
+		if i < b.cached {
+			say(n, "info", "CACHED "+text)
+			continue
+		}
+		say(n, "info", text)
+		if step.Type == "RUN" {
+			say(n, "info", "one\r two\tof \x1b[1mthem")
+			say(n, "warn", "careful")
+			say(n, "debug", "hidden")
+		}
+		if i+1 == b.fails {
+			b.reason = &restclient.BuildReason{Step: n, Message: "failed to run command '" + step.Args[0] + "': command failed: exit status 3"}
+			say(n, "error", b.reason.Message)
+			return
+		}
+	}
+}
+
+// status shows at most 3 entries a call, so that there are several.
+func (b *builds) status(w http.ResponseWriter, r *http.Request) {
+	b.polls++
+	if b.gone--; b.gone >= 0 {
+		refuse(w, http.StatusServiceUnavailable, "starting")
+		return
+	}
+	offset, err := strconv.Atoi(r.URL.Query().Get("logsOffset"))
+	if err != nil || b.started == nil || len(b.started.Steps) == 0 {
+		b.t.Errorf("status: %s, %v", r.URL, err)
+	}
+	entries := b.log[min(offset, len(b.log)):min(offset+3, len(b.log))]
+	s := restclient.BuildStatus{Status: "building", LogEntries: entries}
+	switch {
+	case b.stays:
+	case b.reason != nil:
+		s.Status, s.Reason = restclient.BuildError, b.reason
+	default:
+		s.Status = restclient.BuildReady
+	}
+	_ = json.NewEncoder(w).Encode(s)
+}
+
+// newBuilds returns a server with builds, and a directory with files.
+func newBuilds(t *testing.T, files map[string]string) (*server, *builds, string) {
+	t.Helper()
+	s := newServer(t, nil)
+	s.builds = &builds{t: t, uploads: map[string][]byte{}}
+	dir := t.TempDir()
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s, s.builds, dir
+}
+
+var webFiles = map[string]string{
+	"Dockerfile":    "ARG V\nFROM python:$V\nLABEL a=b\nCOPY app.py secret* /app/\nRUN echo it\nUSER app\nCMD [\"python\", \"/app/app.py\"]\nHEALTHCHECK CMD true\n",
+	"app.py":        "print(1)\n",
+	"secret":        "no",
+	".dockerignore": "secret\n",
+	"other":         "FROM x\n",
+}
+
+func TestBuild(t *testing.T) {
+	s, b, dir := newBuilds(t, webFiles)
+	t.Setenv("V", "3")
+	got := s.run("", "build", "-t", "web", "--build-arg", "V", "--cpus", "2", "--memory", "1Gi", "--no-cache", dir)
+	got.want(t, 0, "t1\n", "note: "+dir+"/Dockerfile:3: LABEL has no effect\nfrom image python:3\n[1/6] USER root\n[2/6] WORKDIR /\n[3/6] COPY app.py secret* /app/\n"+
+		"[4/6] RUN echo it\n   two    of \\x1b[1mthem\n  careful\n[5/6] USER app\n[6/6] WORKDIR /home/user\n")
+	if got.stdout != "t1\n" || strings.Contains(got.stderr, "hidden") {
+		t.Errorf("%+v", got)
+	}
+	if b.requested != (restclient.NewBuild{Name: "web", CPUCount: 2, MemoryMB: 1024}) {
+		t.Errorf("requested %+v", b.requested)
+	}
+	start := b.started
+	if start.FromImage != "python:3" || start.FromTemplate != "" || !start.Force || start.StartCmd != "python /app/app.py" || start.ReadyCmd != "/bin/sh -c true" {
+		t.Errorf("started %+v", start)
+	}
+	if names := b.uploaded(t, start.Steps[2].FilesHash); names != "app.py" || len(b.uploads) != 1 {
+		t.Errorf("uploaded %s and others, %d", names, len(b.uploads))
+	}
+}
+
+// TestBuildAgain takes kept results and files, from a server that is being restarted.
+func TestBuildAgain(t *testing.T) {
+	s, b, dir := newBuilds(t, webFiles)
+	s.run("", "build", "-t", "web", "--build-arg", "V=3", dir).want(t, 0, "t1\n", "")
+	b.uploads[b.started.Steps[2].FilesHash] = nil // it is there, and not sent again
+	b.cached, b.gone = 4, 2
+	s.run("FROM scratch\nCOPY app.py secret* /app/\nRUN x\n", "build", "-t", "web", "-f", "-", "--from-template", "base", "--start-command", "a b", "--ready-command", "c", dir).
+		want(t, 0, "t1\n", "[3/6] COPY app.py secret* /app/ (cached)\n[4/6] RUN x (cached)\n[5/6] USER user\n")
+	start := b.started
+	if start.FromImage != "" || start.FromTemplate != "base" || start.Force || start.StartCmd != "a b" || start.ReadyCmd != "c" {
+		t.Errorf("started %+v", start)
+	}
+	if b.uploads[start.Steps[2].FilesHash] != nil {
+		t.Error("files are sent although they are there")
+	}
+}
+
+func TestBuildJSON(t *testing.T) {
+	s, b, dir := newBuilds(t, webFiles)
+	b.cached = 4
+	var out struct {
+		TemplateID, BuildID, Status, Name string
+		Steps, CachedSteps                int
+	}
+	got := s.run("", "build", "-t", "web", "-f", filepath.Join(dir, "other"), "--json", dir)
+	if err := json.Unmarshal([]byte(got.stdout), &out); err != nil || got.code != 0 || out.TemplateID != "t1" || out.BuildID != buildID || out.Status != "ready" || out.Steps != 4 || out.CachedSteps != 4 || out.Name != "web" {
+		t.Errorf("%+v: %+v, %v", got, out, err)
+	}
+}
+
+// uploaded returns the names in an archive.
+func (b *builds) uploaded(t *testing.T, hash string) string {
+	t.Helper()
+	zip, err := gzip.NewReader(bytes.NewReader(b.uploads[hash]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return strings.Join(names, " ")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, h.Name)
+	}
+}
+
+func TestBuildFails(t *testing.T) {
+	s, b, dir := newBuilds(t, webFiles)
+	args := []string{"build", "-t", "web", "--build-arg", "V=3", dir}
+	b.fails = 4
+	got := s.run("", args...)
+	got.want(t, 1, "", "  careful\nbarchan: "+dir+"/Dockerfile:5: step 4 of 6, RUN echo it: command failed: exit status 3\n")
+	if strings.Count(got.stderr, "exit status 3") != 1 {
+		t.Errorf("the error is there twice: %s", got.stderr)
+	}
+	var out struct {
+		Status  string
+		Failure struct {
+			Step, Message, Text string
+			Line                int
+		}
+	}
+	got = s.run("", append(args, "--json")...)
+	if err := json.Unmarshal([]byte(got.stdout), &out); err != nil || got.code != 1 || out.Status != "error" || out.Failure.Step != "4" || out.Failure.Line != 5 ||
+		out.Failure.Text != "RUN echo it" || out.Failure.Message != "command failed: exit status 3" {
+		t.Errorf("%+v: %+v, %v", got, out, err)
+	}
+	b.fails, b.reason = 0, &restclient.BuildReason{Step: "base", Message: "no such image"}
+	s.run("", args...).want(t, 1, "", "barchan: "+dir+"/Dockerfile:2: FROM python:3: no such image\n")
+	b.reason = &restclient.BuildReason{Step: "finalize", Message: "it ended"}
+	s.run("", args...).want(t, 1, "", "barchan: "+dir+"/Dockerfile: start of python /app/app.py: it ended\n")
+
+	b.started = nil
+	s.run("FROM x\nCOPY --from=a b c\nCOPY none /\n", "build", "-t", "web", "-f", "-", dir).
+		want(t, 1, "", "barchan: Dockerfile:2: COPY --from is not supported yet\nDockerfile:3: COPY: the context has no \"none\"\n")
+	s.run("", "build", "-t", "Bad", "--build-arg", "V=3", dir).want(t, 1, "", "barchan: name: is bad\n")
+	s.run("", "build", dir).want(t, 2, "", "barchan: -t is missing: the name of the template\nusage: barchan build [DIR] [flags]\n")
+	s.run("", "build", "-t", "x", "--memory", "512m", dir).want(t, 2, "", `--memory: "512m" is not a size of at least 1Mi, such as 512Mi`)
+	s.run("", "build", "-t", "x", "--build-arg", "=1", dir).want(t, 2, "", `--build-arg: "=1" is not NAME=VALUE`)
+	s.run("", "build", "-t", "x", "-f", filepath.Join(dir, "none"), dir).want(t, 1, "", "barchan: read the Dockerfile; -f names another: open ")
+	s.run("", "build", "-t", "x", filepath.Join(dir, "none")).want(t, 1, "", "barchan: open the directory to build: ")
+	if b.started != nil {
+		t.Error("a build is started although its Dockerfile is wrong")
+	}
+	s.builds = nil
+	s.run("", args...).want(t, 1, "", "barchan: ")
+}
+
+// TestBuildInterrupted sends SIGINT to a build that cannot be canceled, for there is no Kubernetes API.
+func TestBuildInterrupted(t *testing.T) {
+	s, b, dir := newBuilds(t, webFiles)
+	b.stays = true
+	p := s.program()
+	p.start("build", "-t", "web", "--build-arg", "V=3", dir)
+	eventually.True(t, "the build is followed", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.polls > 3
+	})
+	if err := p.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.Wait() // its code is checked
+	if got := p.ProcessState.ExitCode(); got != 130 || !strings.Contains(p.talk.String(), "build "+buildID+" goes on without this program") ||
+		!strings.Contains(p.talk.String(), "`kubectl delete templatebuild "+buildID+"` cancels it\n") {
+		t.Errorf("exit code %d, %s", got, p.talk.String())
+	}
+}
+
+// testBuildCanceled interrupts a build whose object can be deleted.
+func (s *server) testBuildCanceled(t *testing.T) {
+	s.builds = &builds{t: t, uploads: map[string][]byte{}, stays: true}
+	defer func() { s.builds = nil }()
+	k, err := (&app.App{Kubeconfig: s.status.Addresses.Kubeconfig, LookupEnv: os.LookupEnv}).Kube(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Create(t.Context(), app.BuildsResource, &barchan.TemplateBuild{
+		TypeMeta:   metav1.TypeMeta{APIVersion: barchan.GroupVersion.String(), Kind: "TemplateBuild"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: buildID}, Spec: barchan.TemplateBuildSpec{TemplateName: "web"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		eventually.True(t, "the build is followed", func() bool {
+			s.builds.mu.Lock()
+			defer s.builds.mu.Unlock()
+			return s.builds.polls > 3
+		})
+		cancel()
+	}()
+	s.runContext(ctx, strings.NewReader("FROM x\n"), "build", "-t", "web", "-f", "-", t.TempDir()).want(t, 130, "", "build "+buildID+" is canceled\n")
+	if _, err := app.Get[barchan.TemplateBuild](t.Context(), k, app.BuildsResource, "default", buildID); err == nil {
+		t.Error("the object is still there")
+	}
+}
+
+// TestBuildOnTerminal has colours, and no line of a progress bar that stays.
+func TestBuildOnTerminal(t *testing.T) {
+	s, _, dir := newBuilds(t, webFiles)
+	master, terminal, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = master.Close() }()
+	var out bytes.Buffer
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		_, _ = io.Copy(&out, master) // ends with EIO
+	}()
+	t.Setenv("TERM", "xterm")
+	t.Setenv("NO_COLOR", "")
+	code := Run(t.Context(), []string{"--data-dir", s.dir, "build", "-t", "web", "--build-arg", "V=3", dir}, nil, io.Discard, terminal, app.Deps{})
+	_ = terminal.Close()
+	<-read
+	if code != 0 || !strings.Contains(out.String(), "\x1b[32m[4/6] RUN echo it\x1b[0m") || !strings.Contains(out.String(), "\x1b[33m  careful\x1b[0m") ||
+		!strings.Contains(out.String(), "COPY app.py secret* /app/\r\n") {
+		t.Errorf("%d: %q", code, out.String())
+	}
+}

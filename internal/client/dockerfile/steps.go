@@ -1,0 +1,210 @@
+package dockerfile
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
+	"github.com/moby/buildkit/frontend/dockerfile/shell"
+)
+
+// translator holds the state between instructions.
+type translator struct {
+	opt   Options
+	files *tree
+	lex   *shell.Lex
+	plan  *Plan
+	// faults are messages with their lines.
+	faults []string
+
+	globals, args, env variables
+	used               map[string]bool // arguments that have an ARG
+
+	shell               []string
+	workdir             string
+	userSet, workdirSet bool
+	// entrypoint, cmd and health are words of commands. An ENTRYPOINT in shell form takes no CMD.
+	entrypoint, cmd, health []string
+	entrypointShell         bool
+	// cmdSet is of this stage: an ENTRYPOINT drops the CMD of an earlier one.
+	cmdSet bool
+}
+
+func (t *translator) fault(line int, format string, args ...any) {
+	t.faults = append(t.faults, fmt.Sprintf("%s:%d: ", t.opt.Name, line)+fmt.Sprintf(format, args...))
+}
+
+func (t *translator) note(line int, format string, args ...any) {
+	t.plan.Notes = append(t.plan.Notes, fmt.Sprintf("%s:%d: ", t.opt.Name, line)+fmt.Sprintf(format, args...))
+}
+
+func (t *translator) add(s Step) { t.plan.Steps = append(t.plan.Steps, s) }
+
+// step translates one instruction.
+func (t *translator) step(c command) {
+	switch i := c.Command.(type) {
+	case *instructions.ArgCommand:
+		t.declare(c.line, i, t.args, t.globals)
+	case *instructions.RunCommand:
+		t.run(c, i)
+	case *instructions.CopyCommand, *instructions.AddCommand, *instructions.EnvCommand, *instructions.UserCommand, *instructions.WorkdirCommand:
+		t.expanded(c)
+	case *instructions.ShellCommand:
+		t.shell = i.Shell
+	case *instructions.CmdCommand:
+		t.cmd, t.cmdSet = t.words(i.ShellDependantCmdLine), true
+	case *instructions.EntrypointCommand:
+		t.entrypoint, t.entrypointShell = t.words(i.ShellDependantCmdLine), i.PrependShell
+		if !t.cmdSet {
+			t.cmd = nil
+		}
+	case *instructions.HealthCheckCommand:
+		t.healthcheck(i)
+	case *instructions.LabelCommand, *instructions.ExposeCommand, *instructions.MaintainerCommand, *instructions.StopSignalCommand:
+		t.note(c.line, "%s has no effect", strings.ToUpper(c.Name()))
+	default: // VOLUME, ONBUILD
+		t.fault(c.line, "%s is not supported yet", strings.ToUpper(c.Name()))
+	}
+}
+
+// expanded translates an instruction after its variables have been replaced; a RUN leaves that to its shell.
+func (t *translator) expanded(c command) {
+	var err error
+	if e, ok := c.Command.(instructions.SupportsSingleWordExpansion); ok {
+		err = e.Expand(t.expander(c.line))
+	}
+	if e, ok := c.Command.(instructions.SupportsSingleWordExpansionRaw); ok && err == nil {
+		err = e.ExpandRaw(t.expandText)
+	}
+	if err != nil {
+		t.fault(c.line, "%s: %v", strings.ToUpper(c.Name()), err)
+		return
+	}
+	switch i := c.Command.(type) {
+	case *instructions.CopyCommand:
+		t.copy(c, i)
+	case *instructions.AddCommand:
+		t.addFiles(c, i)
+	case *instructions.EnvCommand:
+		t.setEnv(c, i)
+	case *instructions.UserCommand:
+		t.setUser(c, i)
+	case *instructions.WorkdirCommand:
+		t.setWorkdir(c, i)
+	}
+}
+
+// expandText replaces the variables of a file that the Dockerfile has inline.
+func (t *translator) expandText(text string) (string, error) {
+	lex := shell.NewLex('\\')
+	lex.SkipProcessQuotes = true
+	text, _, err := lex.ProcessWord(text, t.scope())
+	return text, cause(err)
+}
+
+func (t *translator) run(c command, i *instructions.RunCommand) {
+	if len(i.FlagsUsed) > 0 {
+		t.fault(c.line, "RUN --%s is not supported yet", strings.Join(i.FlagsUsed, ", --"))
+		return
+	}
+	words, err := t.runWords(i)
+	switch {
+	case err != nil:
+		t.fault(c.line, "RUN: %v", err)
+	case len(words) == 0:
+		t.fault(c.line, "RUN has no command")
+	default:
+		t.add(Step{Type: StepRun, Args: []string{t.exports() + quote(words...)}, Line: c.line, Text: c.text})
+	}
+}
+
+// runWords returns the words of a command, with its inline files as Docker takes them: one that is the whole command is a
+// script for the shell or, if it begins with #!, for its interpreter; others are left to the shell.
+func (t *translator) runWords(i *instructions.RunCommand) ([]string, error) {
+	if len(i.Files) == 0 {
+		return t.words(i.ShellDependantCmdLine), nil
+	}
+	if len(i.CmdLine) != 1 || !i.PrependShell {
+		return nil, errors.New("an inline file needs a command in shell form")
+	}
+	heredoc, err := parser.ParseHeredoc(i.CmdLine[0])
+	if err != nil {
+		return nil, err
+	}
+	script := i.CmdLine[0]
+	if heredoc == nil {
+		for _, f := range i.Files {
+			script += "\n" + f.Data + f.Name
+		}
+	} else {
+		script = i.Files[0].Data
+		if i.Files[0].Chomp {
+			script = parser.ChompHeredocContent(script)
+		}
+		if strings.HasPrefix(script, "#!") {
+			script = `file=$(mktemp) && printf %s ` + quote(script) + ` >"$file" && chmod 755 "$file" && "$file"; code=$?; rm -f "$file"; exit $code`
+			return []string{"/bin/sh", "-c", script}, nil
+		}
+	}
+	return append(slices.Clone(t.shell), script), nil
+}
+
+// words returns the words of a command in shell or exec form.
+func (t *translator) words(line instructions.ShellDependantCmdLine) []string {
+	if line.PrependShell && len(line.CmdLine) > 0 {
+		return append(slices.Clone(t.shell), strings.Join(line.CmdLine, " "))
+	}
+	return line.CmdLine
+}
+
+func (t *translator) healthcheck(i *instructions.HealthCheckCommand) {
+	t.health = nil
+	if test := i.Health.Test; len(test) > 1 && test[0] == "CMD" {
+		t.health = test[1:]
+	} else if len(test) > 1 && test[0] == "CMD-SHELL" {
+		t.health = append(slices.Clone(t.shell), test[1])
+	}
+}
+
+func (t *translator) setEnv(c command, i *instructions.EnvCommand) {
+	var args []string
+	for _, pair := range i.Env {
+		args = append(args, pair.Key, pair.Value)
+		t.env.set(pair.Key, pair.Value)
+	}
+	t.add(Step{Type: StepEnv, Args: args, Line: c.line, Text: c.text})
+}
+
+func (t *translator) setUser(c command, i *instructions.UserCommand) {
+	name, group, _ := strings.Cut(i.User, ":")
+	if name == "" {
+		t.fault(c.line, "USER has no name")
+		return
+	}
+	if group != "" && group != name {
+		t.note(c.line, "the group %s of USER has no effect: programs have the groups of %s", group, name)
+	}
+	t.userSet = true
+	t.add(Step{Type: StepUser, Args: []string{name}, Line: c.line, Text: c.text})
+}
+
+func (t *translator) setWorkdir(c command, i *instructions.WorkdirCommand) {
+	if i.Path == "" {
+		t.fault(c.line, "WORKDIR has no path")
+		return
+	}
+	t.workdirSet, t.workdir = true, t.absolute(i.Path)
+	t.add(Step{Type: StepWorkdir, Args: []string{t.workdir}, Line: c.line, Text: c.text})
+}
+
+// absolute returns a path in the sandbox, which may be relative to the working directory.
+func (t *translator) absolute(p string) string {
+	if path.IsAbs(p) {
+		return path.Clean(p)
+	}
+	return path.Join(t.workdir, p)
+}
