@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -113,6 +115,38 @@ func TestTemplateBuilds(t *testing.T) {
 	})
 	t.Run("the unmodified SDK", func(t *testing.T) {
 		runSDK(t, "builds.test.mjs", append(s.in(t).clientEnv(), "BASE_IMAGE="+baseImage))
+	})
+	t.Run("a Dockerfile", func(t *testing.T) {
+		s, dir := s.in(t), t.TempDir()
+		for name, text := range map[string]string{
+			".dockerignore": "secret\n", "secret": "no", "app/page": "from a file\n", "app/sub/b": "b",
+			"Dockerfile": "ARG TAG=latest\nFROM barchan.local/base:${TAG}\nENV PORT=8090\nRUN echo \"$PORT\" > /port && id -un >> /port\nCOPY --chown=user . /srv/\nWORKDIR /srv/app\nUSER user\n" +
+				"CMD python3 -m http.server $PORT\nHEALTHCHECK CMD curl -sf localhost:8090/page\n",
+		} {
+			path := filepath.Join(dir, name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, tag, _ := strings.Cut(baseImage, ":")
+		out := s.must("build", "-t", "docked", "--build-arg", "TAG="+tag, dir)
+		t.Log(out)
+		_, got := s.keep("docked", "sh", "-c", "cat /port; curl -s localhost:8090/page; ls -A /srv; id -un; pwd")
+		if want := "8090\nroot\nfrom a file\n.dockerignore\nDockerfile\napp\nuser\n/srv/app\n"; got != want {
+			t.Errorf("in a sandbox of it: %q, want %q", got, want)
+		}
+		out = s.must("build", "-t", "docked", "--build-arg", "TAG="+tag, dir)
+		if n := strings.Count(out, "(cached)"); n != 7 {
+			t.Errorf("%d steps are cached:\n%s", n, out)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM "+baseImage+"\nRUN true\n\nRUN exit 9\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := s.try("build", "-t", "docked", dir)
+		if err == nil || !strings.Contains(out, "Dockerfile:4") {
+			t.Errorf("a failing step = %v, want the line:\n%s", err, out)
+		}
+		t.Log(out)
 	})
 	t.Run("deleted while it runs", func(t *testing.T) {
 		s := s.in(t)

@@ -45,8 +45,8 @@ type work struct {
 func (r *reconciler) run(ctx context.Context, b *barchan.TemplateBuild) error {
 	began := time.Now()
 	w := &work{r: r, build: b, log: &log{r: r, build: b.UID, step: barchan.BuildStepBase, level: builds.LevelInfo}}
-	if b.Status.Phase == barchan.BuildBuilding {
-		w.log.say(builds.LevelInfo, "the build goes on")
+	if b.Status.Phase == barchan.BuildBuilding && !r.tried(b.UID) {
+		w.log.say(builds.LevelInfo, "the server was started anew; the build goes on")
 	}
 	if err := r.removeSandboxes(ctx, b); err != nil { // of an earlier process
 		return err
@@ -70,7 +70,7 @@ func (r *reconciler) run(ctx context.Context, b *barchan.TemplateBuild) error {
 		return err
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		failed = &failure{step: w.log.step, message: fmt.Sprintf("the build took longer than %s", buildTimeout)}
-	case !is && r.attempt(b.UID):
+	case !is && r.attempt(b.UID, err):
 		w.log.say(builds.LevelWarn, "%s; it is tried again", errs.Text(err))
 		return errors.Join(err, w.wait(ctx, errs.Text(err)))
 	case !is:

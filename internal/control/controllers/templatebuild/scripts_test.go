@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -122,6 +123,28 @@ func TestCopyScript(t *testing.T) {
 			if left, _ := filepath.Glob(packed + "*"); len(left) > 0 && !tt.fails {
 				t.Errorf("%s, %v: left %v", name, shell, left)
 			}
+		}
+	}
+}
+
+// TestCopyScriptIntoDirectory: a directory that exists keeps its mode.
+func TestCopyScriptIntoDirectory(t *testing.T) {
+	t.Parallel()
+	for _, shell := range shells(t) {
+		dir := t.TempDir()
+		packed, out := filepath.Join(dir, "files.tar.gz"), filepath.Join(dir, "out")
+		archive(t, packed, "d/a", "d/.b", "d/..c")
+		if err := errors.Join(os.Mkdir(out, 0o700), os.Chmod(out, 0o777|fs.ModeSticky)); err != nil {
+			t.Fatal(err)
+		}
+		if text, err := exec.CommandContext(t.Context(), shell[0], append(shell[1:], "-c", copyScript, "sh", packed, "d", out, "", "")...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", shell, err, text)
+		}
+		if info, err := os.Stat(out); err != nil || info.Mode() != fs.ModeDir|fs.ModeSticky|0o777 {
+			t.Errorf("%v: its mode is %v, %v", shell, info.Mode(), err)
+		}
+		if got := strings.Join(tree(t, out), " "); got != "..c=d/..c .b=d/.b a=d/a" {
+			t.Errorf("%v: %q", shell, got)
 		}
 	}
 }

@@ -51,13 +51,17 @@ source=${source#./}; source=${source%/}; IFS=
 case $source in '' | .) set -- . ;; *) set -- $source ;; esac
 [ -e "$1" ] || [ -L "$1" ] || { echo "the archive has no $2" >&2; exit 1; }
 [ $# -eq 1 ] || case $dest in */) ;; *) dest=$dest/ ;; esac
-chmodfiles() { [ -z "$mode" ] || chmod -R -- "$mode" "$1"; }
-chownfiles() { [ -z "$owner" ] || chown -R -- "$owner" "$1"; }
 for from; do
-	chownfiles "$from"; chmodfiles "$from"
-	if [ -d "$from" ] && [ ! -L "$from" ]; then
-		mkdir -p -- "$dest"
-		if [ $# -eq 1 ]; then cp -a -- "$from/." "$dest"; else cp -a -- "$from" "$dest"; fi
+	[ -z "$owner" ] || chown -hR -- "$owner" "$from"
+	[ -z "$mode" ] || chmod -R -- "$mode" "$from"
+	if [ -d "$from" ] && [ ! -L "$from" ] && [ $# -eq 1 ] && [ ! -d "$dest" ]; then
+		dest=${dest%/}
+		mkdir -p -- "$(dirname -- "$dest")"
+		cp -a -- "$from" "$dest"
+	elif [ -d "$from" ] && [ ! -L "$from" ] && [ $# -eq 1 ]; then # whose own mode and owner stay
+		for entry in "$from"/* "$from"/.[!.]* "$from"/..?*; do
+			if [ -e "$entry" ] || [ -L "$entry" ]; then cp -a -- "$entry" "$dest"; fi
+		done
 	else
 		case $dest in
 		*/) mkdir -p -- "$dest" ;;

@@ -23,6 +23,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
@@ -46,8 +47,10 @@ const (
 	startTimeout   = 10 * time.Minute
 	captureTimeout = 30 * time.Minute
 	readyTimeout   = 10 * time.Minute
-	// maxAttempts bounds how often a build is tried again after a fault that is none of its steps'.
-	maxAttempts = 8
+	// maxAttempts bounds how often a build is tried after a fault that is none of its steps', imageAttempts after an image could not be
+	// pulled: its name is mostly wrong.
+	maxAttempts   = 8
+	imageAttempts = 3
 )
 
 // Objects reads what builds depend on; package cache implements it.
@@ -166,11 +169,22 @@ func (r *reconciler) end(uid types.UID) {
 }
 
 // attempt counts a failed attempt, and reports whether there may be another.
-func (r *reconciler) attempt(uid types.UID) bool {
+func (r *reconciler) attempt(uid types.UID, cause error) bool {
+	limit := maxAttempts
+	if errors.Is(cause, sandbox.ErrImage) {
+		limit = imageAttempts
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.attempts[uid]++
-	return r.attempts[uid] < maxAttempts
+	return r.attempts[uid] < limit
+}
+
+// tried reports whether this process has tried a build before.
+func (r *reconciler) tried(uid types.UID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.attempts[uid] > 0
 }
 
 // Reconcile runs a build to its end.
