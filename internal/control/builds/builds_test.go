@@ -194,6 +194,20 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	}
 }
 
+// wantKept fails unless a store has these archives and no other file.
+func (s *Store) wantKept(t *testing.T, total int64, want ...archive) {
+	t.Helper()
+	files := tree(t, s.files)
+	for _, a := range want {
+		if !slices.Contains(files, a.namespace+"/"+a.hash) || !s.HasFiles(a.namespace, a.hash) {
+			t.Errorf("%v is not kept", a)
+		}
+	}
+	if len(files) != len(want) || s.size() != total {
+		t.Errorf("left are %v, %d bytes are counted, want %d", files, s.size(), total)
+	}
+}
+
 func TestEviction(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, Config{Dir: dir, MaxTotal: 30})
@@ -211,26 +225,18 @@ func TestEviction(t *testing.T) {
 	}
 	defer func() { _ = reading.Close() }()
 	s.put(t, "team-b", hash('d'), "y")
-	if s.HasFiles(team, hash('c')) || !s.HasFiles(team, hash('b')) || !s.HasFiles(team, hash('a')) || !s.HasFiles("team-b", hash('d')) {
-		t.Error("not the least recently used was removed")
-	}
+	s.wantKept(t, 21, archive{team, hash('a')}, archive{team, hash('b')}, archive{"team-b", hash('d')})
 	s.put(t, team, hash('e'), strings.Repeat("x", 30))
-	if files := tree(t, dir); len(files) != 1 || s.size() != 30 {
-		t.Errorf("left are %v, %d bytes are counted", files, s.size())
-	}
+	s.wantKept(t, 30, archive{team, hash('e')})
 	if text, err := io.ReadAll(reading); err != nil || len(text) != 10 {
 		t.Errorf("what was removed while it was read: %q, %v", text, err)
 	}
 	if err := s.PutFiles(t.Context(), team, hash('f'), strings.NewReader(strings.Repeat("x", 31))); !errors.Is(err, errs.ErrExhausted) {
 		t.Errorf("more than all: %v", err)
 	}
-	if s.size() != 0 {
-		t.Errorf("%d bytes are counted", s.size())
-	}
-	s = open(t, Config{Dir: dir, MaxTotal: 5})
-	if files := tree(t, dir); len(files) != 0 || s.size() != 0 {
-		t.Errorf("left are %v", files)
-	}
+	s.wantKept(t, 0)
+	s.put(t, team, hash('f'), "123456")
+	open(t, Config{Dir: dir, MaxTotal: 5}).wantKept(t, 0)
 }
 
 // TestConcurrentPuts of one hash: each archive that is read is whole, and one file is left.

@@ -61,13 +61,7 @@ func TestBuildOnRealAPI(t *testing.T) {
 	if err != nil || r.TemplateID != pool.BuiltTemplateID(team, "mine") || r.Name != "mine" || r.Tag != "default" {
 		t.Fatalf("Request = %+v, %v", r, err)
 	}
-	wantState := func(want builds.State) {
-		t.Helper()
-		if v, err := m.Builds.Status(ctx, team, r.TemplateID, r.BuildID, 0, 0); err != nil || v.State != want {
-			t.Errorf("status is %+v, %v; want %s", v, err, want)
-		}
-	}
-	wantState(builds.StateWaiting)
+	m.wantBuild(t, r, builds.StateWaiting)
 	if err := m.Builds.Files.PutFiles(ctx, team, filesHash, strings.NewReader("x")); err != nil {
 		t.Fatal(err)
 	}
@@ -79,16 +73,41 @@ func TestBuildOnRealAPI(t *testing.T) {
 	if err := m.Builds.Trigger(ctx, team, r.TemplateID, r.BuildID, what); err != nil {
 		t.Fatalf("Trigger: %v", err)
 	}
-	wantState(builds.StateBuilding)
+	m.wantBuild(t, r, builds.StateBuilding)
 	wantKind(t, m.Builds.Trigger(ctx, team, r.TemplateID, r.BuildID, what), errs.ErrConflict, "was started before")
-	b := &barchan.TemplateBuild{}
-	if err := objects.Get(ctx, client.ObjectKey{Namespace: team, Name: r.BuildID}, b); err != nil {
-		t.Fatal(err)
-	}
+	b := buildObject(t, objects, r)
 	want := fmt.Sprintf("mine {Image: TemplateName:base} [{Type:Run Args:[true root] FilesHash: Force:false} {Type:Copy Args:[a b  ] FilesHash:%s Force:true} {Type:Env Args:[A b C ] FilesHash: Force:false}] start ready true 3 700Mi", filesHash)
 	if s := b.Spec; fmt.Sprintf("%s %+v %+v %s %s %v %s %s", s.TemplateName, *s.From, s.Steps, s.StartCommand, s.ReadyCommand, s.Force, s.CPU, s.Memory) != want {
 		t.Errorf("the object is %+v, want %s", s, want)
 	}
+}
+
+// wantBuild fails unless a build is in a state.
+func (m *Manager) wantBuild(t *testing.T, r builds.Requested, want builds.State) {
+	t.Helper()
+	if v, err := m.Builds.Status(t.Context(), team, r.TemplateID, r.BuildID, 0, 0); err != nil || v.State != want {
+		t.Errorf("status is %+v, %v; want %s", v, err, want)
+	}
+}
+
+func buildObject(t *testing.T, objects client.Client, r builds.Requested) *barchan.TemplateBuild {
+	t.Helper()
+	b := &barchan.TemplateBuild{}
+	if err := objects.Get(t.Context(), client.ObjectKey{Namespace: team, Name: r.BuildID}, b); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestEndOfBuildOnRealAPI has a build that failed, after one that made the template.
+func TestEndOfBuildOnRealAPI(t *testing.T) {
+	m, objects := newRealBuilds(t)
+	ctx := t.Context()
+	r, err := m.Builds.Request(ctx, builds.Request{Namespace: team, Name: "mine", CPUs: 3, MemoryMB: 700})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := buildObject(t, objects, r)
 	b.Status.Phase, b.Status.FailedStep = barchan.BuildFailed, "2"
 	b.Status.Conditions = []metav1.Condition{{Type: barchan.ConditionReady, Status: metav1.ConditionFalse, Reason: barchan.ReasonFailed, Message: "why", LastTransitionTime: metav1.Now()}}
 	b.Status.CompletedAt = new(metav1.Now())
@@ -105,10 +124,14 @@ func TestBuildOnRealAPI(t *testing.T) {
 	if err != nil || again.TemplateID != r.TemplateID || again.BuildID == r.BuildID {
 		t.Errorf("Request = %+v, %v", again, err)
 	}
+	want := fmt.Sprintf("%s waiting false 0 0, %s error true 3 700, ", again.BuildID, r.BuildID)
 	await(t, func() bool {
+		got := ""
 		list, err := m.Builds.List(ctx, client.ObjectKey{Namespace: team, Name: "mine"})
-		return err == nil && len(list) == 2 && list[0].ID == again.BuildID && list[0].State == builds.StateWaiting &&
-			list[1].State == builds.StateError && list[1].EndedAt != nil && list[1].CPUs == 3 && list[1].MemoryMB == 700
+		for _, b := range list {
+			got += fmt.Sprintf("%s %s %v %d %d, ", b.ID, b.State, b.EndedAt != nil, b.CPUs, b.MemoryMB)
+		}
+		return err == nil && got == want
 	})
 	await(t, func() bool {
 		v, err := m.Templates.Get(ctx, team, r.TemplateID)
@@ -135,10 +158,7 @@ func TestTriggerOnce(t *testing.T) {
 		})
 	}
 	for range 3 {
-		b := &barchan.TemplateBuild{}
-		if err := objects.Get(t.Context(), client.ObjectKey{Namespace: team, Name: r.BuildID}, b); err != nil {
-			t.Fatal(err)
-		}
+		b := buildObject(t, objects, r)
 		b.Status.Step++
 		if err := objects.Status().Update(t.Context(), b); err != nil {
 			t.Log(err) // a conflict
@@ -231,10 +251,7 @@ func TestManyOpenBuilds(t *testing.T) {
 	if _, err := f.Builds.Request(t.Context(), builds.Request{Namespace: "team-b", Name: "mine"}); err != nil {
 		t.Errorf("another team's: %v", err)
 	}
-	b := &barchan.TemplateBuild{}
-	if err := f.cluster.Get(t.Context(), client.ObjectKey{Namespace: team, Name: last.BuildID}, b); err != nil {
-		t.Fatal(err)
-	}
+	b := buildObject(t, f.cluster, last)
 	b.Status.Phase = barchan.BuildFailed
 	if err := f.cluster.Status().Update(t.Context(), b); err != nil {
 		t.Fatal(err)
@@ -278,10 +295,7 @@ func TestBuildLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &barchan.TemplateBuild{}
-	if err := f.cluster.Get(t.Context(), client.ObjectKey{Namespace: team, Name: r.BuildID}, b); err != nil {
-		t.Fatal(err)
-	}
+	b := buildObject(t, f.cluster, r)
 	var want []string
 	for i := range 150 {
 		want = append(want, fmt.Sprint(i))
