@@ -54,8 +54,9 @@ type Config struct {
 
 // Store has the files of all builds of a server. It is safe for concurrent use.
 type Store struct {
-	cfg         Config
-	files, logs string
+	cfg   Config
+	files string // directory of archives
+	logs  string // directory of logs
 
 	mu sync.Mutex
 	// archives are all that are complete.

@@ -2,16 +2,11 @@ package e2b
 
 import (
 	"archive/tar"
-	"bytes"
 	"compress/gzip"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,16 +16,12 @@ import (
 	"testing"
 	"time"
 
-	"go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
-	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
-	"github.com/barchan-dev/barchan/internal/base/signedurl"
-	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
@@ -377,147 +368,5 @@ func TestDeletionOfBuiltTemplate(t *testing.T) {
 	all, err := f.cluster.TemplateBuilds(t.Context(), team)
 	if err != nil || len(all) != 1 || all[0].Name != build.BuildID {
 		t.Errorf("builds are %+v, %v; want the one that has ended", all, err)
-	}
-}
-
-// put uploads by a URL without a key.
-func (f *fixture) put(url string, body io.Reader) (int, string) {
-	f.t.Helper()
-	req, err := http.NewRequestWithContext(f.t.Context(), http.MethodPut, url, body)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	res, err := f.Client().Do(req)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	defer func() { _ = res.Body.Close() }()
-	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return res.StatusCode, string(text)
-}
-
-func TestUpload(t *testing.T) {
-	f, files := newBuildFixture(t, builds.Config{MaxFiles: 50_000})
-	var got GetTemplateFiles201JSONResponse
-	f.want(201, &got, "GET", "/templates/any/files/"+buildHash, "")
-	url := deref(got.URL)
-	if got.Present || !strings.HasPrefix(url, f.URL+uploadPath+team+"/"+buildHash+"/") {
-		t.Fatalf("files are %+v", got)
-	}
-	large := strings.Repeat("x", 50_000) // more than the most of other bodies
-	for name, give := range map[string]struct {
-		url    string
-		body   io.Reader
-		status int
-		text   string
-	}{
-		"no length": {url, io.MultiReader(strings.NewReader("x")), 411, "Content-Length"},
-		"empty":     {url, http.NoBody, 400, "empty"},
-		"too large": {url, strings.NewReader(large + "x"), 413, "larger than 50000 bytes"},
-		"signature": {url + "x", strings.NewReader("x"), 403, "not valid or has expired"},
-		"hash":      {strings.Replace(url, "/ab", "/bb", 1), strings.NewReader("x"), 403, "not valid or has expired"},
-		"namespace": {strings.Replace(url, "/"+team, "/"+otherTeam, 1), strings.NewReader("x"), 403, "not valid or has expired"},
-		"expired":   {f.URL + uploadPath + signedurl.Upload(f.manager.Builds.UploadKey, team, buildHash, time.Now()), strings.NewReader("x"), 403, "expired"},
-		"no path":   {f.URL + uploadPath, strings.NewReader("x"), 403, "not valid"},
-	} {
-		if status, text := f.put(give.url, give.body); status != give.status || !strings.Contains(text, give.text) {
-			t.Errorf("%s: %d %s, want %d and %s", name, status, text, give.status, give.text)
-		}
-	}
-	if files.HasFiles(team, buildHash) {
-		t.Error("a refused upload is kept")
-	}
-	if status, text := f.put(url, strings.NewReader(large)); status != 204 || text != "" {
-		t.Errorf("upload: %d %s", status, text)
-	}
-	f.want(201, &got, "GET", "/templates/any/files/"+buildHash, "")
-	if !got.Present {
-		t.Error("what was uploaded is not present")
-	}
-	f.want(201, &got, "GET", "/templates/any/files/"+buildHash, "", "X-API-Key", f.other)
-	if got.Present {
-		t.Error("another team sees the files")
-	}
-	f.want(404, nil, "GET", strings.TrimPrefix(url, f.URL), "")
-	f.want(404, nil, "POST", strings.TrimPrefix(url, f.URL), "")
-	if status, _ := newFixture(t).put(strings.Replace(url, f.URL, newFixture(t).URL, 1), strings.NewReader("x")); status != 501 {
-		t.Errorf("without builds: %d", status)
-	}
-}
-
-// TestUploadThatStops ends in the middle: nothing of it is kept.
-func TestUploadThatStops(t *testing.T) {
-	f, files := newBuildFixture(t, builds.Config{})
-	var got GetTemplateFiles201JSONResponse
-	f.want(201, &got, "GET", "/templates/any/files/"+buildHash, "")
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(f.URL, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf", strings.TrimPrefix(deref(got.URL), f.URL)); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(conn)
-	if err = errors.Join(err, conn.Close()); err != nil || !bytes.Contains(text, []byte("HTTP/1.1 400")) || !bytes.Contains(text, []byte("the body ended early")) {
-		t.Errorf("answer is %s, %v", text, err)
-	}
-	if files.HasFiles(team, buildHash) {
-		t.Error("half an upload is kept")
-	}
-}
-
-// TestSlowUpload: the deadline of a body holds behind what wraps the handler.
-func TestSlowUpload(t *testing.T) {
-	answer := make(chan error, 1)
-	s := httptest.NewServer(telemetry.TraceHandler(noop.NewTracerProvider(), "api", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		out := &recorder{ResponseWriter: w}
-		_, err := io.ReadAll(&pacedBody{Reader: r.Body, control: http.NewResponseController(out), until: time.Now().Add(50 * time.Millisecond)})
-		answer <- err
-	})))
-	defer s.Close()
-	half, end := io.Pipe()
-	go func() { _, _ = end.Write([]byte("half")) }()
-	defer func() { _ = end.Close() }()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, s.URL, half)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.ContentLength = 1000
-	if res, err := s.Client().Do(req); err == nil {
-		_ = res.Body.Close()
-	}
-	if err := <-answer; !errors.Is(err, os.ErrDeadlineExceeded) || !errors.Is(err, errs.ErrInvalid) {
-		t.Errorf("the body ends with %v", err)
-	}
-}
-
-// TestOrigin: the URL of an upload is by the host and the scheme of the request.
-func TestOrigin(t *testing.T) {
-	for _, give := range []struct {
-		host, want string
-		tls        bool
-		header     []string
-	}{
-		{host: "127.0.0.1:7700", want: "http://127.0.0.1:7700"},
-		{host: "api.example.com:7743", tls: true, want: "https://api.example.com:7743"},
-		{host: "inner:80", header: []string{"X-Forwarded-Proto", "https", "X-Forwarded-Host", "api.example.com, other"}, want: "https://api.example.com"},
-	} {
-		r := httptest.NewRequestWithContext(t.Context(), "GET", "/", nil)
-		r.Host = give.host
-		if give.tls {
-			r.TLS = &tls.ConnectionState{}
-		}
-		for i := 0; i < len(give.header); i += 2 {
-			r.Header.Set(give.header[i], give.header[i+1])
-		}
-		if got := originOf(r); got != give.want {
-			t.Errorf("by %s: %s, want %s", give.host, got, give.want)
-		}
 	}
 }
