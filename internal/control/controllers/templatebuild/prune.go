@@ -16,8 +16,9 @@ import (
 )
 
 const (
-	// keptBuilds is how many ended builds of a template are kept.
+	// keptBuilds is how many ended builds of a template are kept, triggerTTL how long one that nobody starts.
 	keptBuilds = 10
+	triggerTTL = 24 * time.Hour
 	// layerTTL is how long a layer that no template starts from is kept after its last use, maxKept how many of a namespace.
 	layerTTL = 7 * 24 * time.Hour
 	maxKept  = 200
@@ -54,6 +55,11 @@ func (r *reconciler) pruneBuilds(ctx context.Context, namespace string) error {
 	all, err := r.Objects.TemplateBuilds(ctx, namespace)
 	if err != nil {
 		return fmt.Errorf("list builds: %w", err)
+	}
+	for i := range all {
+		if b := &all[i]; b.Spec.From == nil && b.DeletionTimestamp == nil && time.Since(b.CreationTimestamp.Time) > triggerTTL {
+			err = errors.Join(err, r.remove(ctx, b))
+		}
 	}
 	all = slices.DeleteFunc(all, func(b barchan.TemplateBuild) bool { return !ended(&b) || b.DeletionTimestamp != nil })
 	slices.SortFunc(all, func(a, b barchan.TemplateBuild) int {
