@@ -170,7 +170,7 @@ func testSnapshotFields(t *testing.T, s *server) {
 		}
 		s.must("kill", f.Sandbox.SandboxID)
 	}
-	query(http.StatusNotImplemented, http.MethodDelete, "/templates/base", nil, nil)
+	query(http.StatusForbidden, http.MethodDelete, "/templates/base", nil, nil)
 	query(http.StatusNoContent, http.MethodDelete, "/templates/"+url.PathEscape(snap.Names[0]), nil, nil)
 	query(http.StatusNotFound, http.MethodDelete, "/templates/"+url.PathEscape(snap.SnapshotID), nil, nil)
 	s.must("kill", source.SandboxID, copied.SandboxID)

@@ -53,7 +53,7 @@ const (
 )
 
 // BuildSource is what a build starts from: an image or a template.
-// +kubebuilder:validation:XValidation:rule="(has(self.image) && self.image != ”) != (has(self.templateName) && self.templateName != ”)",message="must name either an image or a template"
+// +kubebuilder:validation:XValidation:rule="(has(self.image) && self.image.size() > 0) != (has(self.templateName) && self.templateName.size() > 0)",message="must name either an image or a template"
 type BuildSource struct {
 	// Image is an image's name. Its entrypoint is not run.
 	// +optional
@@ -66,7 +66,7 @@ type BuildSource struct {
 // BuildStep is one instruction.
 // +kubebuilder:validation:XValidation:rule="self.type == 'Env' ? self.args.size() % 2 == 0 : self.args.size() <= (self.type == 'Copy' ? 4 : (self.type == 'Run' ? 2 : 1))",message="are too many for the type, or a name without a value",fieldPath=".args"
 // +kubebuilder:validation:XValidation:rule="self.type != 'Copy' || self.args.size() >= 2",message="must be a source and a destination",fieldPath=".args"
-// +kubebuilder:validation:XValidation:rule="(self.type == 'Copy') == (has(self.filesHash) && self.filesHash != ”)",message="is of a Copy, which needs it",fieldPath=".filesHash"
+// +kubebuilder:validation:XValidation:rule="(self.type == 'Copy') == (has(self.filesHash) && self.filesHash.size() > 0)",message="is of a Copy, which needs it",fieldPath=".filesHash"
 type BuildStep struct {
 	Type BuildStepType `json:"type"`
 	// Args depend on Type.

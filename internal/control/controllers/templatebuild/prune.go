@@ -19,9 +19,11 @@ const (
 	// keptBuilds is how many ended builds of a template are kept, triggerTTL how long one that nobody starts.
 	keptBuilds = 10
 	triggerTTL = 24 * time.Hour
-	// layerTTL is how long a layer that no template starts from is kept after its last use, maxKept how many of a namespace.
-	layerTTL = 7 * 24 * time.Hour
-	maxKept  = 200
+	// layerTTL is how long a layer that no template starts from is kept after its last use, maxKept how many of a namespace. One with
+	// memory, of which each build has its own, is kept for memoryTTL.
+	layerTTL  = 7 * 24 * time.Hour
+	memoryTTL = time.Hour
+	maxKept   = 200
 )
 
 // prune removes what no build and no template needs any more: old builds and layers of a namespace, and logs of builds that are gone.
@@ -90,16 +92,28 @@ func (r *reconciler) pruneLayers(ctx context.Context, namespace string) error {
 			used.Insert(b.Sandbox.Restore.CheckpointName)
 		}
 	}
-	all = slices.DeleteFunc(all, func(c barchan.Checkpoint) bool {
-		return c.Labels[barchan.LabelPurpose] != barchan.PurposeBuild || c.DeletionTimestamp != nil || used.Has(c.Name)
-	})
-	slices.SortFunc(all, func(a, b barchan.Checkpoint) int { return usedAt(&b).Compare(usedAt(&a)) })
-	for i := range all {
-		if i >= maxKept || time.Since(usedAt(&all[i])) > layerTTL {
-			err = errors.Join(err, r.remove(ctx, &all[i]))
-		}
+	for _, c := range unused(all, used, time.Now()) {
+		err = errors.Join(err, r.remove(ctx, &c))
 	}
 	return err
+}
+
+// unused returns the layers to remove: those that no template uses, and that were not used for long, or are too many.
+func unused(all []barchan.Checkpoint, used sets.Set[string], now time.Time) (gone []barchan.Checkpoint) {
+	layers := slices.DeleteFunc(slices.Clone(all), func(c barchan.Checkpoint) bool {
+		return c.Labels[barchan.LabelPurpose] != barchan.PurposeBuild || c.DeletionTimestamp != nil || used.Has(c.Name)
+	})
+	slices.SortFunc(layers, func(a, b barchan.Checkpoint) int { return usedAt(&b).Compare(usedAt(&a)) })
+	for i, c := range layers {
+		ttl := layerTTL
+		if c.Spec.Content == barchan.ContentMemoryAndFiles {
+			ttl = memoryTTL
+		}
+		if i >= maxKept || now.Sub(usedAt(&c)) > ttl {
+			gone = append(gone, c)
+		}
+	}
+	return gone
 }
 
 func usedAt(c *barchan.Checkpoint) time.Time {
