@@ -176,8 +176,8 @@ func templateBuildKind() *Resource {
 		columns: []column{
 			text("Template", func(b *barchan.TemplateBuild) string { return b.Spec.TemplateName }),
 			text("Phase", func(b *barchan.TemplateBuild) string { return string(b.Status.Phase) }),
-			number("Step", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.Step) }),
-			wide(number("Cached", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.CachedSteps) })),
+			positive("Step", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.Step) }),
+			wide(positive("Cached", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.CachedSteps) })),
 			ageColumn(),
 		},
 	}

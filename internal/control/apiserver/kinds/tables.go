@@ -65,6 +65,16 @@ func number[T runtime.Object](name string, cell func(T) int64) column {
 	return column{metav1.TableColumnDefinition{Name: name, Type: "integer"}, func(o runtime.Object) any { return cell(o.(T)) }}
 }
 
+// positive is number of a field that is left out where it is 0, so that its cell is empty.
+func positive[T runtime.Object](name string, cell func(T) int64) column {
+	return column{metav1.TableColumnDefinition{Name: name, Type: "integer"}, func(o runtime.Object) any {
+		if n := cell(o.(T)); n != 0 {
+			return n
+		}
+		return nil
+	}}
+}
+
 // ageColumn shows the time since an object was created.
 func ageColumn() column {
 	return column{metav1.TableColumnDefinition{Name: "Age", Type: "date"}, func(o runtime.Object) any {
