@@ -98,8 +98,8 @@ func TestStreamsEndWithTheSleep(t *testing.T) {
 const storedCost = 64 << 10
 
 // A stored sandbox costs the server little memory and not one process, from a start on.
+// It is not parallel: other tests use the heap too.
 func TestCostOfSleepers(t *testing.T) {
-	t.Parallel()
 	const count = 200
 	m := newMachine(t)
 	n, stop := m.node()

@@ -28,7 +28,7 @@ import (
 // onEtcd configures a server on an etcd at endpoint.
 func onEtcd(endpoint, node string) func(*apiserver.Config) {
 	return func(c *apiserver.Config) {
-		c.Etcd.Endpoints, c.Etcd.NodeName, c.Listen, c.Etcd.Lease = []string{endpoint}, node, "", 5*time.Second
+		c.Etcd.Endpoints, c.Etcd.NodeName, c.Listen, c.Etcd.Lease = []string{endpoint}, node, "", 10*time.Second
 	}
 }
 
@@ -59,6 +59,9 @@ func TestOneServerPerPrefix(t *testing.T) {
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("an object below another prefix: %v, want not found", err)
 	}
+
+	time.Sleep(11 * time.Second) // longer than the lease, which is renewed before Run is called
+	wantHeld(t, newServer(t, onEtcd(endpoint, "second")), "first")
 
 	first.Stop()
 	second := start(t, onEtcd(endpoint, "second"))

@@ -121,7 +121,7 @@ func (b *Backend) openExisting(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	b.undo = append(b.undo, func() { _ = b.outside.Close() })
-	if b.owner, err = takeOwnership(ctx, b.outside, b.cfg, dir); err != nil {
+	if b.owner, err = takeOwnership(ctx, b.outside, b.cfg, dir, b.log); err != nil {
 		return err
 	}
 	b.undo = append(b.undo, func() { b.owner.release(lasting) })
@@ -148,7 +148,7 @@ func (b *Backend) Err() error {
 // the files of the embedded etcd; nil once ctx is done.
 func (b *Backend) Await(ctx context.Context) error {
 	if b.etcd == nil {
-		return b.owner.keep(ctx, b.log)
+		return b.owner.await(ctx)
 	}
 	select {
 	case <-b.fatal.running.Done():

@@ -26,7 +26,9 @@ const (
 	instanceFile = "instance"
 	// instanceLength is less than what rand.Text returns.
 	instanceLength = 20
-	minLease       = 5 * time.Second
+	// minLease leaves time for a late check: etcd's client renews after a third of the length and up to
+	// half a second, etcd tells whole seconds, and the server gives up a third before the end.
+	minLease = 10 * time.Second
 	// checks is the number of checks of the lease within its length. The last third of the
 	// length is for the server to stop.
 	checks = 10
@@ -55,11 +57,15 @@ type ownership struct {
 	length  time.Duration
 	written int64     // revision of the key
 	until   time.Time // etcd excludes other servers at least until then
+	stop    context.CancelFunc
+	done    chan struct{}
+	lost    error // set before done is closed; nil: it was released
 }
 
 // takeOwnership makes this server the one that acts on the objects below the prefix, or returns
 // an errs.ErrConflict that names the other server. A killed server takes its key back at once.
-func takeOwnership(ctx context.Context, c *clientv3.Client, cfg *Config, dir string) (*ownership, error) {
+// The lease is renewed until release.
+func takeOwnership(ctx context.Context, c *clientv3.Client, cfg *Config, dir string, log *slog.Logger) (*ownership, error) {
 	instance, err := instanceID(dir)
 	if err != nil {
 		return nil, err
@@ -68,17 +74,33 @@ func takeOwnership(ctx context.Context, c *clientv3.Client, cfg *Config, dir str
 	if err != nil {
 		return nil, err
 	}
-	o := &ownership{etcd: c, key: cfg.Prefix + ownerKey, length: cfg.Lease, until: time.Now().Add(cfg.Lease)}
+	o := &ownership{etcd: c, key: cfg.Prefix + ownerKey, length: cfg.Lease, until: time.Now().Add(cfg.Lease), done: make(chan struct{})}
 	granted, err := c.Grant(ctx, int64(cfg.Lease/time.Second))
 	if err != nil {
 		return nil, unreachable(cfg, err)
 	}
 	o.lease = granted.ID
 	if err := o.take(ctx, cfg, instance, string(value)); err != nil {
-		o.release(ctx)
+		o.revoke(ctx)
 		return nil, err
 	}
+	ctx, o.stop = context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer close(o.done)
+		o.lost = o.keep(ctx, log)
+	}()
 	return o, nil
+}
+
+// await returns an errOwnerLost when this server may no longer act on the objects, nil once ctx is
+// done or the key is released.
+func (o *ownership) await(ctx context.Context) error {
+	select {
+	case <-o.done:
+		return o.lost
+	case <-ctx.Done():
+		return nil
+	}
 }
 
 // take writes the key unless another instance has written it.
@@ -122,8 +144,6 @@ func unreachable(cfg *Config, err error) error {
 // keep renews the lease until ctx is done. It returns an errOwnerLost while etcd still excludes
 // others, unless etcd itself has deleted the key.
 func (o *ownership) keep(ctx context.Context, log *slog.Logger) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	alive, err := o.etcd.KeepAlive(ctx, o.lease)
 	if err != nil {
 		return fmt.Errorf("renew etcd lease: %w", err)
@@ -181,6 +201,12 @@ func (o *ownership) check(ctx context.Context) error {
 
 // release admits another server at once; if etcd does not answer, it does so when the lease ends.
 func (o *ownership) release(ctx context.Context) {
+	o.stop()
+	<-o.done
+	o.revoke(ctx)
+}
+
+func (o *ownership) revoke(ctx context.Context) {
 	if o.lease == clientv3.NoLease {
 		return
 	}
