@@ -91,8 +91,7 @@ else
 	servers=$!
 	# What packages and servers share is compiled once, and not by two go commands at a time.
 	scripts/build.sh race || status=$?
-	# Most of them wait more than they compute.
-	run packages "$(go list ./... | grep -v '/test/' | tr '\n' ' ')" -p=3 "${race[@]}" "$@" || status=$?
+	run packages "$(go list ./... | grep -v '/test/' | tr '\n' ' ')" -p=2 "${race[@]}" "$@" || status=$?
 	wait "$servers" || status=$?
 fi
 cat "$scratch"/*.json >"$scratch/json"

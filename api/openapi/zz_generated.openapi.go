@@ -548,7 +548,7 @@ func schema_barchan_api_agents_v1beta1_BarchanSpec(ref common.ReferenceCallback)
 					},
 					"defaultUser": {
 						SchemaProps: spec.SchemaProps{
-							Description: "DefaultUser runs the programs of requests that name no user. Default: the container's, else \"user\" where the image has it, else root. It has no effect in a Pod of a cluster.",
+							Description: "DefaultUser runs the programs of requests that name no user: a name or an ID, with \":\" and a group if wanted. Default: the container's, else \"user\" where the image has it, else root. It has no effect in a Pod of a cluster.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

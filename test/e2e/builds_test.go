@@ -93,6 +93,11 @@ func TestTemplateBuilds(t *testing.T) {
 		if b.Status.FailedStep != "1" || why != "failed to run command 'whoami': command failed: unauthenticated: invalid username: 'root123'" {
 			t.Errorf("%+v: %s", b.Status, why)
 		}
+		b = s.built("numbers", "numbered", image, `{type: User, args: ["1234:60"]}, {type: Workdir, args: [/numbered]}, {type: Run, args: ["id -u > who; id -g >> who"]}`, "", "")
+		_, out := s.keep("numbered", "sh", "-c", "cat who; id -u; id -g; stat -c %u:%g who .")
+		if want := "1234\n60\n1234\n60\n1234:60\n1234:60\n"; out != want {
+			t.Errorf("of a user without a name: %q, want %q: %+v", out, want, b.Status)
+		}
 		b = s.built("hog", "broken", image, `{type: Run, args: ["python3 -c 'bytearray(3 << 30)'"]}`, "", "")
 		if why = b.Status.Conditions[0].Message; b.Status.FailedStep != "1" || !strings.Contains(why, "failed to run command") {
 			t.Errorf("without memory: %+v: %s", b.Status, why)

@@ -82,11 +82,11 @@ type BarchanSpec struct {
 	// restored from the checkpoint of one in which it has run. Refused in a cluster, where a sandbox is a Pod.
 	// +optional
 	WarmUp *WarmUp `json:"warmUp,omitempty"`
-	// DefaultUser runs the programs of requests that name no user. Default: the container's, else "user" where the image has it,
-	// else root. It has no effect in a Pod of a cluster.
+	// DefaultUser runs the programs of requests that name no user: a name or an ID, with ":" and a group if wanted. Default: the
+	// container's, else "user" where the image has it, else root. It has no effect in a Pod of a cluster.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
-	// +kubebuilder:validation:Pattern=`^[^:\s]*$`
+	// +kubebuilder:validation:Pattern=`^([^:\s]+(:[^:\s]+)?)?$`
 	DefaultUser string `json:"defaultUser,omitempty"`
 	// Fork restricts what forks take from the sandbox. Unset: all but the environment variables of its claim.
 	// +optional

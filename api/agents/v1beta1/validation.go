@@ -3,6 +3,7 @@ package v1beta1
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -18,9 +19,12 @@ const (
 	maxEgressEntries = 1000
 	// maxWarmUpWords is how long a warm-up's command may be, maxWarmUpSeconds how long it may run.
 	maxWarmUpWords, maxWarmUpSeconds = 256, 3600
-	// maxUserName is how long a user's name may be.
+	// maxUserName is how long a user's name may be, with that of a group.
 	maxUserName = 64
 )
+
+// userName is a user's name or ID, alone or with that of a group.
+var userName = regexp.MustCompile(`^[^:\s]+(:[^:\s]+)?$`)
 
 // Validate checks a Sandbox after defaulting. old is nil on create. Each error names its field.
 func Validate(s, old *Sandbox) field.ErrorList {
@@ -137,8 +141,8 @@ func validateOrigin(b *BarchanSpec, path *field.Path) (errs field.ErrorList) {
 			errs = append(errs, field.Invalid(path.Child("warmUp", "timeoutSeconds"), w.TimeoutSeconds, "must be from 1 to 3600"))
 		}
 	}
-	if u := b.DefaultUser; len(u) > maxUserName || strings.ContainsAny(u, ": \t\n\v\f\r") {
-		errs = append(errs, field.Invalid(path.Child("defaultUser"), u, fmt.Sprintf("must be a user's name, of at most %d characters", maxUserName)))
+	if u := b.DefaultUser; u != "" && (len(u) > maxUserName || !userName.MatchString(u)) {
+		errs = append(errs, field.Invalid(path.Child("defaultUser"), u, fmt.Sprintf("must be a user's name or ID, with \":\" and a group if wanted, of at most %d characters", maxUserName)))
 	}
 	if f := b.Fork; f != nil {
 		errs = append(errs, OneOf(path.Child("fork", "secrets"), f.Secrets, SecretsRefuse, SecretsAllow)...)

@@ -28,7 +28,7 @@ const (
 	StepCopy BuildStepType = "Copy"
 	// StepWorkdir sets the working directory, and makes it. Args: the path.
 	StepWorkdir BuildStepType = "Workdir"
-	// StepUser sets the user of later steps and of the template's sandboxes. Args: the name.
+	// StepUser sets the user of later steps and of the template's sandboxes. Args: a name or an ID, with ":" and a group if wanted.
 	StepUser BuildStepType = "User"
 	// StepEnv sets environment variables. Args: names and values in turn.
 	StepEnv BuildStepType = "Env"

@@ -180,16 +180,13 @@ func (t *translator) setEnv(c command, i *instructions.EnvCommand) {
 }
 
 func (t *translator) setUser(c command, i *instructions.UserCommand) {
-	name, group, _ := strings.Cut(i.User, ":")
-	if name == "" {
+	user := strings.TrimSuffix(i.User, ":")
+	if user == "" || user[0] == ':' {
 		t.fault(c.line, "USER has no name")
 		return
 	}
-	if group != "" && group != name {
-		t.note(c.line, "the group %s of USER has no effect: programs have the groups of %s", group, name)
-	}
 	t.userSet = true
-	t.add(Step{Type: StepUser, Args: []string{name}, Line: c.line, Text: c.text})
+	t.add(Step{Type: StepUser, Args: []string{user}, Line: c.line, Text: c.text})
 }
 
 func (t *translator) setWorkdir(c command, i *instructions.WorkdirCommand) {

@@ -27,6 +27,10 @@ const snapshotter = "overlayfs"
 // DefaultCallTimeout applies if a Config sets none.
 const DefaultCallTimeout = 20 * time.Second
 
+// removalTimeouts is how many times longer than other calls a removal may take that waits until containerd has deleted the
+// files: thousands of them, on a machine that may be busy.
+const removalTimeouts = 15
+
 // labelRoot keeps an object from containerd's garbage collection.
 const labelRoot = "containerd.io/gc.root"
 
@@ -108,6 +112,11 @@ func kind(action string, err error) error {
 // context has ended, possibly after the caller's undo.
 func (c *Client) uninterrupted(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout)
+}
+
+// removal bounds a call that waits until containerd has deleted files.
+func (c *Client) removal(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, removalTimeouts*c.callTimeout)
 }
 
 // Progress is the progress of an image transfer.

@@ -269,7 +269,7 @@ func (c *Client) RemoveImage(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
+	ctx, cancel := c.removal(ctx)
 	defer cancel()
 	c.images.drop()
 	err = c.api.ImageService().Delete(ctx, full, images.SynchronousDelete())

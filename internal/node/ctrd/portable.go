@@ -164,7 +164,7 @@ func (c *Client) ImportUnder(ctx context.Context, lease string, source io.Reader
 
 // EndLease removes a lease, and with it the objects that only the lease keeps. None is success.
 func (c *Client) EndLease(ctx context.Context, id string) error {
-	ctx, cancel := c.uninterrupted(ctx)
+	ctx, cancel := c.removal(context.WithoutCancel(ctx))
 	defer cancel()
 	err := c.api.LeasesService().Delete(ctx, leases.Lease{ID: id}, leases.SynchronousDelete)
 	if errdefs.IsNotFound(err) {
@@ -175,7 +175,7 @@ func (c *Client) EndLease(ctx context.Context, id string) error {
 
 // RemoveImageOf removes an image's name if it refers to a digest; otherwise it is success.
 func (c *Client) RemoveImageOf(ctx context.Context, ref string, target digest.Digest) error {
-	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
+	ctx, cancel := c.removal(ctx)
 	defer cancel()
 	meta, err := c.api.ImageService().Get(ctx, ref)
 	if errdefs.IsNotFound(err) || (err == nil && meta.Target.Digest != target) {

@@ -130,7 +130,8 @@ func (w *work) runStep(ctx context.Context, s *started, step *barchan.BuildStep)
 		dir := absolute(step.Args[0], w.settings.Workdir)
 		err = w.script(ctx, s, rootUser, fmt.Sprintf("make directory '%s'", dir), workdirScript, dir, w.settings.User)
 	case barchan.StepUser:
-		err = w.command(ctx, s, step.Args[0], "whoami")
+		// E2B runs whoami, which fails for an ID that has no name.
+		err = w.program(ctx, s, step.Args[0], "run command 'whoami'", w.settings.Workdir, runScript, ":")
 	case barchan.StepEnv:
 	}
 	w.settings = w.settings.with(step)

@@ -174,7 +174,7 @@ func (s *Settings) check(req envd.InitRequest) error {
 		}
 	}
 	if req.DefaultUser != "" {
-		if _, err := s.Accounts.Lookup(req.DefaultUser); err != nil {
+		if _, err := s.Accounts.Resolve(req.DefaultUser); err != nil {
 			return fmt.Errorf("defaultUser: %w", err)
 		}
 	}
