@@ -14,6 +14,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -250,7 +251,11 @@ func (st *Store) Remove(ctx context.Context, s *agents.Sandbox) error {
 	}
 	failpoint.Reach("delete/written")
 	st.Assumed.Forget(s.UID)
-	st.Routes.ApplyDelete(s)
+	gone := s.DeepCopy() // as the watch will show it, so that the next request is told why
+	if gone.DeletionTimestamp == nil {
+		gone.DeletionTimestamp = new(metav1.Now())
+	}
+	st.Routes.ApplyDelete(gone)
 	st.settle(ctx, s, func(now *agents.Sandbox) bool { return now.DeletionTimestamp != nil })
 	st.Quota.Observe(s, nil)
 	return nil
