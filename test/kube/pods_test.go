@@ -469,8 +469,9 @@ func TestPodOfAgentSandbox(t *testing.T) {
 	s := p.sandbox(pod.Name)
 	p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonReconcilerError, "is not owned by this sandbox")
 	// The sandbox owns it from now on, as before the controller came.
+	before := pod.DeepCopy()
 	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(s, agents.GroupVersion.WithKind("Sandbox"))}
-	if err := p.Update(t.Context(), pod); err != nil {
+	if err := p.Patch(t.Context(), pod, client.MergeFrom(before)); err != nil { // others write the Pod too
 		t.Fatal(err)
 	}
 	p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, "Pod exists with phase: Pending")
