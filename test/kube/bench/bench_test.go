@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,6 +20,8 @@ var (
 	asJSON = flag.Bool("json", false, "report in JSON")
 	output = flag.String("output", "", "write the report to this file, not to stdout")
 	peer   = flag.String("peer", "", "directory of a controller to compare with: `DIR`/crds/*.yaml and the program DIR/controller, which gets KUBECONFIG")
+	args   = flag.String("peer-args", "", "arguments of that program, separated by spaces")
+	older  = flag.String("peer-version", "v1beta1", "version of the extension kinds that it serves: v1beta1 or v1alpha1")
 	pool   = flag.Int("pool", 200, "how many members the pool has")
 	claims = flag.Int("claims", 100, "how many claims are made 20 at once; half as many are made one at a time")
 	// See BenchmarkScale.
@@ -30,6 +33,8 @@ var (
 type side struct {
 	name string
 	crds string
+	// version is that of the extension kinds.
+	version string
 	// start starts the controllers.
 	start func(b *testing.B, c *kubecluster.Cluster)
 	// e2b is whether it serves the E2B API.
@@ -65,7 +70,7 @@ func BenchmarkClaims(b *testing.B) {
 // barchan is the side that is ours.
 func barchan(b *testing.B) side {
 	bin := kubeinstall.Build(b)
-	return side{name: "Barchan", crds: kubeinstall.CRDs(b), e2b: true, start: func(b *testing.B, c *kubecluster.Cluster) {
+	return side{name: "Barchan", crds: kubeinstall.CRDs(b), version: "v1beta1", e2b: true, start: func(b *testing.B, c *kubecluster.Cluster) {
 		installed := kubeinstall.New(b, c, bin)
 		installed.StartController("barchan.test/agent:1")
 		installed.StartReplica()
@@ -77,8 +82,8 @@ func other(b *testing.B, dir string) side {
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join(kubeinstall.Root(b), dir)
 	}
-	return side{name: filepath.Base(dir), crds: filepath.Join(dir, "crds"), start: func(b *testing.B, c *kubecluster.Cluster) {
-		c.Run(b, filepath.Join(dir, "controller"))
+	return side{name: filepath.Base(dir), crds: filepath.Join(dir, "crds"), version: *older, start: func(b *testing.B, c *kubecluster.Cluster) {
+		c.Run(b, filepath.Join(dir, "controller"), strings.Fields(*args)...)
 	}}
 }
 
@@ -87,7 +92,7 @@ func measure(b *testing.B, s side) turn {
 	c := kubecluster.Start(b, kubecluster.Config{Install: func(cfg *rest.Config) { kubeinstall.InstallCRDs(b, cfg, s.crds) }})
 	kubefakes.Play(b, c)
 	s.start(b, c)
-	l := newLoad(b, c)
+	l := newLoad(b, c, s.version)
 	l.warmUp()
 	t := turn{Figures: map[string]float64{}}
 	t.Figures[poolFilled] = l.fill(*pool)

@@ -34,46 +34,51 @@ const (
 	poolName = "pool"
 )
 
-var extensions = schema.GroupVersion{Group: "extensions.agents.x-k8s.io", Version: "v1beta1"}
+const extensionsGroup = "extensions.agents.x-k8s.io"
 
 // load is the client of a turn.
 type load struct {
 	*testing.B
 	cluster *kubecluster.Cluster
 	dynamic dynamic.Interface
-	next    int // numbers claims
+	version string // of the extension kinds
+	next    int    // numbers claims
 	// container is that of the template.
 	container map[string]any
 }
 
-func newLoad(b *testing.B, c *kubecluster.Cluster) *load {
+func newLoad(b *testing.B, c *kubecluster.Cluster, version string) *load {
 	d, err := dynamic.NewForConfig(c.REST)
 	must(b, err)
-	return &load{B: b, cluster: c, dynamic: d, container: map[string]any{"name": "main", "image": "barchan.test/pod:1"}}
+	return &load{B: b, cluster: c, dynamic: d, version: version, container: map[string]any{"name": "main", "image": "barchan.test/pod:1"}}
 }
 
 func (l *load) kind(resource string) dynamic.ResourceInterface {
-	return l.dynamic.Resource(extensions.WithResource(resource)).Namespace("default")
+	return l.dynamic.Resource(schema.GroupVersionResource{Group: extensionsGroup, Version: l.version, Resource: resource}).Namespace("default")
 }
 
-func object(kind, name string, spec map[string]any) *unstructured.Unstructured {
-	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": extensions.String(), "kind": kind, "metadata": map[string]any{"name": name}, "spec": spec,
-	}}
-}
-
-func (l *load) create(ctx context.Context, resource string, o *unstructured.Unstructured) error {
-	_, err := l.kind(resource).Create(ctx, o, metav1.CreateOptions{})
+func (l *load) create(ctx context.Context, resource, kind, name string, spec map[string]any) error {
+	_, err := l.kind(resource).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": extensionsGroup + "/" + l.version, "kind": kind, "metadata": map[string]any{"name": name}, "spec": spec,
+	}}, metav1.CreateOptions{})
 	return err
+}
+
+// claimSpec asks for a member of the pool.
+func (l *load) claimSpec() map[string]any {
+	if l.version == "v1alpha1" {
+		return map[string]any{"sandboxTemplateRef": map[string]any{"name": template}, "warmpool": poolName}
+	}
+	return map[string]any{"warmPoolRef": map[string]any{"name": poolName}}
 }
 
 // warmUp creates the template, and has the controllers serve one claim, so that no figure contains their start.
 func (l *load) warmUp() {
-	must(l, l.create(l.Context(), "sandboxtemplates", object("SandboxTemplate", template, map[string]any{
+	must(l, l.create(l.Context(), "sandboxtemplates", "SandboxTemplate", template, map[string]any{
 		"podTemplate": map[string]any{"spec": map[string]any{
 			"containers": []any{l.container},
 		}},
-	})))
+	}))
 	l.fill(1)
 	_, err := l.claim(1, 1)
 	must(l, err)
@@ -89,9 +94,9 @@ func (l *load) fill(size int) float64 {
 	var began time.Time
 	l.await("sandboxwarmpools", full(size), func() error {
 		began = time.Now()
-		return l.create(l.Context(), "sandboxwarmpools", object("SandboxWarmPool", poolName, map[string]any{
+		return l.create(l.Context(), "sandboxwarmpools", "SandboxWarmPool", poolName, map[string]any{
 			"replicas": int64(size), "sandboxTemplateRef": map[string]any{"name": template},
-		}))
+		})
 	})
 	took := time.Since(began).Seconds()
 	l.settle()
@@ -176,7 +181,7 @@ func (l *load) claim(n, clients int) (claimed, error) {
 		name := fmt.Sprintf("claim-%d", first+i)
 		ready := seen.of(name)
 		began := time.Now()
-		if err := l.create(ctx, "sandboxclaims", object("SandboxClaim", name, map[string]any{"warmPoolRef": map[string]any{"name": poolName}})); err != nil {
+		if err := l.create(ctx, "sandboxclaims", "SandboxClaim", name, l.claimSpec()); err != nil {
 			return 0, nil, err
 		}
 		remove = func(ctx context.Context) error {

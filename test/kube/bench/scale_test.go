@@ -124,7 +124,7 @@ type scale struct {
 func measureScale(b *testing.B, bin string, running int) turn {
 	c := kubecluster.Start(b, kubecluster.Config{Install: func(cfg *rest.Config) { kubeinstall.InstallCRDs(b, cfg, kubeinstall.CRDs(b)) }})
 	kubefakes.Play(b, c)
-	s := &scale{load: newLoad(b, c), turn: turn{Figures: map[string]float64{}}, ours: kubeinstall.New(b, c, bin)}
+	s := &scale{load: newLoad(b, c, "v1beta1"), turn: turn{Figures: map[string]float64{}}, ours: kubeinstall.New(b, c, bin)}
 	s.container = container()
 	s.startController()
 	for i := range *replicas {
