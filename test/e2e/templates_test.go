@@ -238,7 +238,7 @@ func testService(t *testing.T, s *server) {
 	described := ""
 	eventually.NoError(t, "kubectl describe lists the events", func() error {
 		described = s.mustKubectl("", "describe", "sandbox", "service")
-		for _, want := range []string{"Started", "Ready", "Unhealthy", "EntrypointEnded"} {
+		for _, want := range []string{"Started", "Unhealthy", "EntrypointEnded"} {
 			if !strings.Contains(described[max(0, strings.LastIndex(described, "Events:")):], want) {
 				return fmt.Errorf("there is no event %s:\n%s", want, described)
 			}

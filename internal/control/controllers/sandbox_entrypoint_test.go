@@ -45,7 +45,7 @@ func TestFailedEntrypointIsNotReady(t *testing.T) {
 				t.Errorf("phase %s, in its status %s", sandbox.PhaseOf(s), s.Status.Barchan.Phase)
 			}
 			if failed := tt.exit != nil && *tt.exit != 0; failed {
-				if recorded := (statusChange{&before, &s.Status}).events(); recorded[len(recorded)-1].kind != corev1.EventTypeWarning || recorded[len(recorded)-1].reason != "EntrypointEnded" {
+				if recorded := (statusChange{before: &before, after: &s.Status}).events(); recorded[len(recorded)-1].kind != corev1.EventTypeWarning || recorded[len(recorded)-1].reason != "EntrypointEnded" {
 					t.Errorf("it is recorded as %v", recorded)
 				}
 			}

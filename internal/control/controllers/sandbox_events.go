@@ -19,16 +19,19 @@ func (r *sandboxReconciler) recordEvents(s *agents.Sandbox, before, after *agent
 	if r.Events == nil {
 		return
 	}
-	for _, n := range (statusChange{before, after}).events() {
+	for _, n := range (statusChange{before, after, r.Node == ""}).events() {
 		r.Events.Eventf(s, nil, n.kind, n.reason, n.action, "%s", n.note)
 	}
 }
 
-// statusChange is a pair of successive statuses of a sandbox.
-type statusChange struct{ before, after *agents.SandboxStatus }
+// statusChange is a pair of successive statuses of a sandbox. pod is whether it runs in a Pod, of which kubelet records the start.
+type statusChange struct {
+	before, after *agents.SandboxStatus
+	pod           bool
+}
 
 func (p statusChange) events() (all []sandboxEvent) {
-	for _, detect := range []func() (sandboxEvent, bool){p.started, p.suspended, p.resumed, p.finished, p.unhealthy, p.ready, p.entrypointEnded} {
+	for _, detect := range []func() (sandboxEvent, bool){p.started, p.suspended, p.resumed, p.finished, p.unhealthy, p.entrypointEnded} {
 		if n, ok := detect(); ok {
 			all = append(all, n)
 		}
@@ -50,7 +53,7 @@ func (p statusChange) wasSuspended() bool {
 }
 
 func (p statusChange) started() (sandboxEvent, bool) {
-	if len(p.before.PodIPs) > 0 || len(p.after.PodIPs) == 0 {
+	if p.pod || len(p.before.PodIPs) > 0 || len(p.after.PodIPs) == 0 {
 		return sandboxEvent{}, false
 	}
 	note := fmt.Sprintf("runs on node %s with address %s by %s", p.after.NodeName, strings.Join(p.after.PodIPs, ", "), p.after.Barchan.Runtime)
@@ -89,11 +92,6 @@ func (p statusChange) unhealthy() (sandboxEvent, bool) {
 	}
 	first := meta.FindStatusCondition(p.before.Conditions, agents.ConditionReady) == nil
 	return sandboxEvent{corev1.EventTypeWarning, "Unhealthy", "Probe", c.Message}, !first
-}
-
-func (p statusChange) ready() (sandboxEvent, bool) {
-	ready := p.became(agents.ConditionReady, metav1.ConditionTrue) != nil && !p.wasSuspended()
-	return sandboxEvent{corev1.EventTypeNormal, "Ready", "Probe", "its agent answers and its probes succeed"}, ready
 }
 
 func (p statusChange) entrypointEnded() (sandboxEvent, bool) {

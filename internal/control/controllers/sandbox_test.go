@@ -377,14 +377,17 @@ func TestNews(t *testing.T) {
 	w, s := ran(t)
 	empty := &agents.SandboxStatus{}
 	reasons := func(before, after *agents.SandboxStatus) (all []string) {
-		for _, n := range (statusChange{before, after}).events() {
+		for _, n := range (statusChange{before: before, after: after}).events() {
 			all = append(all, n.reason)
 		}
 		return all
 	}
 	running := s.Status.DeepCopy()
-	if got := reasons(empty, running); !slices.Equal(got, []string{"Started", "Ready"}) {
+	if got := reasons(empty, running); !slices.Equal(got, []string{"Started"}) {
 		t.Errorf("a start is reported as %v", got)
+	}
+	if got := (statusChange{empty, running, true}).events(); got != nil {
+		t.Errorf("a Pod's start, which kubelet reports, is reported as %v", got)
 	}
 	if got := reasons(running, running.DeepCopy()); got != nil {
 		t.Errorf("no change is reported as %v", got)
@@ -401,7 +404,7 @@ func TestNews(t *testing.T) {
 	seen := w.machine.seen(refOf(s))
 	seen.State, seen.Probed, seen.Message = sandbox.ContainerRunning, false, "httpGet: answered 500"
 	s.Spec.OperatingMode, s.Status = agents.ModeRunning, *running
-	if got := (statusChange{running, statusOf(s, seen)}).events(); len(got) != 1 || got[0] != (sandboxEvent{corev1.EventTypeWarning, "Unhealthy", "Probe", seen.Message}) {
+	if got := (statusChange{before: running, after: statusOf(s, seen)}).events(); len(got) != 1 || got[0] != (sandboxEvent{corev1.EventTypeWarning, "Unhealthy", "Probe", seen.Message}) {
 		t.Errorf("a failing probe is reported as %v", got)
 	}
 	code := int32(3)
@@ -410,7 +413,7 @@ func TestNews(t *testing.T) {
 		t.Errorf("the entrypoint's end is reported as %v", got)
 	}
 	seen.State, seen.Message = sandbox.ContainerExited, "killed"
-	if got := (statusChange{running, statusOf(s, seen)}).events(); len(got) != 1 || got[0].kind != corev1.EventTypeWarning || got[0].reason != "Finished" {
+	if got := (statusChange{before: running, after: statusOf(s, seen)}).events(); len(got) != 1 || got[0].kind != corev1.EventTypeWarning || got[0].reason != "Finished" {
 		t.Errorf("the end is reported as %v", got)
 	}
 }
