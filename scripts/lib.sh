@@ -14,6 +14,10 @@ export HOME=${HOME:-/root}
 # result; only the race detector needs cgo.
 export CGO_ENABLED=0
 
+# The compiler collects garbage less often than by default, which takes a quarter less processor time.
+# What is built or tested is not run so.
+[[ ${GOFLAGS:-} == *-toolexec* ]] || export GOFLAGS="${GOFLAGS:-} '-toolexec=env GOGC=800'"
+
 # What can be made again is kept outside the tree, so that clones share it.
 if [[ -z ${BARCHAN_CACHE:-} ]]; then
 	if [[ $EUID -eq 0 || -w /var/cache/barchan ]]; then
@@ -49,12 +53,11 @@ step() {
 }
 
 # go_build WHAT ARGUMENT... runs `go build` and prints every 15 s how many packages are done.
-# The compiler collects garbage less often than by default, which takes a fifth less processor time.
 go_build() {
 	local what=$1 total
 	shift
 	total=$(go list -deps "${@: -1}" | wc -l)
-	GOGC=${GOGC:-400} go build -v "$@" 2>&1 | build_progress "$what" "$total"
+	go build -v "$@" 2>&1 | build_progress "$what" "$total"
 }
 
 # build_progress WHAT TOTAL counts the packages that `go build -v` lists, and passes its errors on.

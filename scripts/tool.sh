@@ -97,7 +97,7 @@ build() {
 	local name=$1
 	scratch=$(mktemp -d "$BIN_DIR/.build.XXXXXX")
 	(
-		export GOFLAGS=-buildvcs=false
+		export GOFLAGS="$GOFLAGS -buildvcs=false"
 		cd "$module"
 		[[ -z $prepare ]] || prepared
 		go_build "build $name" -trimpath -ldflags "-s -w ${version:+-X $version}" -tags "$tags" -o "$scratch/$name" "$package"
