@@ -26,6 +26,7 @@ func TestFeatures(t *testing.T) {
 		"images":         func(t *testing.T, s *server) { testImages(t, s, helloProgram(t)) },
 		"gateway":        func(t *testing.T, s *server) { testGateway(t, s, roots) },
 		"idle":           testIdle,
+		"parallel":       testParallel,
 		"network policy": testNetworkPolicy,
 		"observability":  func(t *testing.T, s *server) { testObservability(t, s, spans) },
 	} {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"net/url"
@@ -313,6 +314,9 @@ func (c *Client) send(ctx context.Context, method, path string, q url.Values, in
 	}
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
+	}
+	if with, ok := in.(interface{ headers() http.Header }); ok {
+		maps.Copy(req.Header, with.headers())
 	}
 	req.Header.Set("X-API-Key", c.cfg.Key)
 	if c.cfg.UserAgent != "" {

@@ -3,6 +3,8 @@
 package restclient
 
 import (
+	"net/http"
+	"strconv"
 	"time"
 )
 
@@ -21,6 +23,16 @@ type NewSandbox struct {
 	Memory *bool `json:"memory,omitempty"`
 	// AllowSecrets starts from a snapshot although it holds variables of its sandbox.
 	AllowSecrets bool `json:"allowSecrets,omitempty"`
+	// QueueTimeout is for how many seconds the request may wait for the quota of its namespace; zero: it is refused at once.
+	QueueTimeout int64 `json:"-"`
+}
+
+func (n NewSandbox) headers() http.Header {
+	h := http.Header{}
+	if n.QueueTimeout > 0 {
+		h.Set("Barchan-Queue-Timeout", strconv.FormatInt(n.QueueTimeout, 10))
+	}
+	return h
 }
 
 // NewSnapshot is the request for a snapshot.

@@ -169,6 +169,18 @@ func (x *Claim) Reserve(ctx context.Context) (err error) {
 	return err
 }
 
+// Await is Reserve, but waits for room, at most as long as patience, behind the requests of the namespace
+// that wait already.
+func (x *Claim) Await(ctx context.Context, patience time.Duration) (err error) {
+	if x.hold != nil {
+		return nil
+	}
+	size := x.c.cfg.Quota.SizeOf(&x.template.Spec.PodTemplate.Spec)
+	x.hold, err = x.c.cfg.Quota.Await(ctx, quota.Request{Namespace: x.namespace, Size: size}, patience)
+	x.fresh = false
+	return err
+}
+
 // Release returns the reserved quota: the claim has no sandbox, or has lost it.
 func (x *Claim) Release() {
 	x.hold.Release()

@@ -2,6 +2,7 @@ package quota
 
 import (
 	"cmp"
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -65,6 +66,7 @@ type namespaceUsage struct {
 	sandboxes       map[string]entry
 	reservations    map[*Reservation]struct{}
 	bySandbox       map[string]*Reservation // reservations with a sandbox
+	queue           list.List               // of *waiter, in the order of their calls
 }
 
 // entry is the counted use of one sandbox.
@@ -129,8 +131,14 @@ type Request struct {
 
 // Hold reserves the use of one more sandbox. The caller names the sandbox by [Reservation.For] before
 // it writes it, and calls Release if the write fails. The reservation is nil if no limit applies.
-// A refusal is an errs.ErrExhausted whose public message names the quota, its value and the use.
+// A refusal is an errs.ErrExhausted whose public message names the quota, its value and the use. A new
+// sandbox is also refused while requests wait ([Quotas.Await]); the resume of a paused one is not.
 func (q *Quotas) Hold(ctx context.Context, req Request) (*Reservation, error) {
+	return q.hold(ctx, req, req.Paused)
+}
+
+// hold is Hold; first requests need not care for the queue.
+func (q *Quotas) hold(ctx context.Context, req Request, first bool) (*Reservation, error) {
 	limits, err := q.limits(ctx, req.Namespace)
 	if err != nil {
 		return nil, err
@@ -144,6 +152,9 @@ func (q *Quotas) Hold(ctx context.Context, req Request) (*Reservation, error) {
 	b.dropExpired(time.Now())
 	if err := b.check(&limits, req.Size); err != nil {
 		return nil, err
+	}
+	if waiting := b.queue.Len(); waiting > 0 && !first {
+		return nil, errs.Public(errs.ErrExhausted, fmt.Sprintf("queue of the namespace: %d requests wait for room", waiting))
 	}
 	r := &Reservation{quotas: q, namespace: req.Namespace, size: req.Size, since: time.Now()}
 	b.reservations[r] = struct{}{}
@@ -261,6 +272,7 @@ func (q *Quotas) Observe(older, newer *agents.Sandbox) {
 		}
 		b.total(was).add(was.size, -1)
 		delete(b.sandboxes, s.Name)
+		b.wakeFirst()
 	}
 	if counts {
 		b.sandboxes[s.Name] = now
@@ -302,6 +314,7 @@ func (b *namespaceUsage) drop(r *Reservation) {
 		delete(b.bySandbox, r.sandbox)
 	}
 	b.reserved.add(r.size, -1)
+	b.wakeFirst()
 }
 
 // dropExpired ends reservations older than reservationTTL.
@@ -313,9 +326,9 @@ func (b *namespaceUsage) dropExpired(now time.Time) {
 	}
 }
 
-// deleteIfEmpty deletes the record of a namespace without sandboxes and reservations.
+// deleteIfEmpty deletes the record of a namespace without sandboxes, reservations and waiting requests.
 func (b *namespaceUsage) deleteIfEmpty(all map[string]*namespaceUsage, namespace string) {
-	if len(b.sandboxes) == 0 && len(b.reservations) == 0 {
+	if len(b.sandboxes) == 0 && len(b.reservations) == 0 && b.queue.Len() == 0 {
 		delete(all, namespace)
 	}
 }

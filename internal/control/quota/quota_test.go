@@ -26,11 +26,14 @@ const team = "team-a"
 
 // namespaces is a Reader of one namespace whose annotations tests change.
 type namespaces struct {
+	mu          sync.Mutex
 	annotations map[string]string
 	err         error
 }
 
 func (n *namespaces) Namespace(_ context.Context, name string) (*corev1.Namespace, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if n.err != nil {
 		return nil, n.err
 	}

@@ -22,7 +22,7 @@ var _ StrictServerInterface = (*handlers)(nil)
 
 // CreateSandbox is POST /sandboxes.
 func (h *handlers) CreateSandbox(ctx context.Context, r CreateSandboxRequestObject) (CreateSandboxResponseObject, error) {
-	v, err := h.create(ctx, r.Body, r.Params.IdempotencyKey, r.Body.Secure == nil || *r.Body.Secure, defaultTimeoutV1)
+	v, err := h.create(ctx, r.Body, r.Params.IdempotencyKey, r.Params.BarchanQueueTimeout, r.Body.Secure == nil || *r.Body.Secure, defaultTimeoutV1)
 	if err != nil {
 		return nil, err
 	}
@@ -31,14 +31,14 @@ func (h *handlers) CreateSandbox(ctx context.Context, r CreateSandboxRequestObje
 
 // CreateSandboxV2 is POST /v2/sandboxes.
 func (h *handlers) CreateSandboxV2(ctx context.Context, r CreateSandboxV2RequestObject) (CreateSandboxV2ResponseObject, error) {
-	v, err := h.create(ctx, r.Body, r.Params.IdempotencyKey, true, h.defaultTimeout)
+	v, err := h.create(ctx, r.Body, r.Params.IdempotencyKey, r.Params.BarchanQueueTimeout, true, h.defaultTimeout)
 	if err != nil {
 		return nil, err
 	}
 	return CreateSandboxV2201JSONResponse(h.sandbox(ctx, v)), nil
 }
 
-func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKey, secure bool, timeout time.Duration) (sandboxes.Sandbox, error) {
+func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKey, queue *QueueTimeout, secure bool, timeout time.Duration) (sandboxes.Sandbox, error) {
 	if err := refuseUnavailable(b); err != nil {
 		return sandboxes.Sandbox{}, err
 	}
@@ -63,6 +63,7 @@ func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKe
 		FilesOnly:       b.Memory != nil && !*b.Memory,
 		AllowSecrets:    deref(b.AllowSecrets),
 		IdempotencyKey:  deref(key),
+		QueueTimeout:    seconds(deref(queue)),
 	}
 	if b.AutoPause != nil {
 		req.OnTimeout = agents.TimeoutShutdown

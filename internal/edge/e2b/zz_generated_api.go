@@ -553,6 +553,9 @@ type Metadata = string
 // NextToken defines model for NextToken.
 type NextToken = string
 
+// QueueTimeout defines model for QueueTimeout.
+type QueueTimeout = int64
+
 // SandboxID defines model for SandboxID.
 type SandboxID = string
 
@@ -582,6 +585,11 @@ type CreateSandboxParams struct {
 	// since; another request with that key is refused with 422. A sandbox whose create was cut short
 	// is completed, or made again if it does not fit the template as it is now.
 	IdempotencyKey *IdempotencyKey `json:"Idempotency-Key,omitempty"`
+
+	// BarchanQueueTimeout For how many seconds the request may wait for the quota of its namespace, in the order of the requests;
+	// from 0, the default, to 86400. A request that does not wait is refused with 429, also while others wait. So is
+	// one whose time is over; the message has its position in the queue.
+	BarchanQueueTimeout *QueueTimeout `json:"Barchan-Queue-Timeout,omitempty"`
 }
 
 // ListSandboxMetricsParams defines parameters for ListSandboxMetrics.
@@ -712,6 +720,11 @@ type CreateSandboxV2Params struct {
 	// since; another request with that key is refused with 422. A sandbox whose create was cut short
 	// is completed, or made again if it does not fit the template as it is now.
 	IdempotencyKey *IdempotencyKey `json:"Idempotency-Key,omitempty"`
+
+	// BarchanQueueTimeout For how many seconds the request may wait for the quota of its namespace, in the order of the requests;
+	// from 0, the default, to 86400. A request that does not wait is refused with 429, also while others wait. So is
+	// one whose time is over; the message has its position in the queue.
+	BarchanQueueTimeout *QueueTimeout `json:"Barchan-Queue-Timeout,omitempty"`
 }
 
 // GetSandboxLogsV2Params defines parameters for GetSandboxLogsV2.
@@ -1010,6 +1023,25 @@ func (siw *ServerInterfaceWrapper) CreateSandbox(w http.ResponseWriter, r *http.
 		}
 
 		params.IdempotencyKey = &IdempotencyKey
+
+	}
+
+	// ------------- Optional header parameter "Barchan-Queue-Timeout" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Barchan-Queue-Timeout")]; found {
+		var BarchanQueueTimeout QueueTimeout
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "Barchan-Queue-Timeout", Count: n})
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Barchan-Queue-Timeout", valueList[0], &BarchanQueueTimeout, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int64"})
+		if err != nil {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "Barchan-Queue-Timeout", Err: err})
+			return
+		}
+
+		params.BarchanQueueTimeout = &BarchanQueueTimeout
 
 	}
 
@@ -2009,6 +2041,25 @@ func (siw *ServerInterfaceWrapper) CreateSandboxV2(w http.ResponseWriter, r *htt
 		}
 
 		params.IdempotencyKey = &IdempotencyKey
+
+	}
+
+	// ------------- Optional header parameter "Barchan-Queue-Timeout" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Barchan-Queue-Timeout")]; found {
+		var BarchanQueueTimeout QueueTimeout
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "Barchan-Queue-Timeout", Count: n})
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Barchan-Queue-Timeout", valueList[0], &BarchanQueueTimeout, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int64"})
+		if err != nil {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "Barchan-Queue-Timeout", Err: err})
+			return
+		}
+
+		params.BarchanQueueTimeout = &BarchanQueueTimeout
 
 	}
 

@@ -24,6 +24,7 @@ const (
 // runOptions are the flags of run.
 type runOptions struct {
 	processOptions
+	parallelOptions
 
 	template, from, image, memory, cpu     string
 	timeout                                time.Duration
@@ -33,6 +34,7 @@ type runOptions struct {
 
 func (o *runOptions) flags(cmd *cobra.Command) {
 	o.processOptions.flags(cmd)
+	o.parallelOptions.flags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.template, "template", "", "template of the sandbox (default the setting defaultTemplate)")
 	f.StringVar(&o.image, "image", "", "image in the place of the template's; this, --memory and --cpu need the Kubernetes API")
@@ -55,10 +57,14 @@ func RunCommand(a *app.App) *cobra.Command {
 		Use:   "run [flags] -- COMMAND [ARG...]",
 		Short: "Run a command in a new sandbox",
 		Long: "Create a sandbox, run a command in it, and end the sandbox when the command ends, or on Ctrl-C.\n" +
-			"Output, errors and the exit code are the command's. With --keep and no command, print the ID of a sandbox that stays.",
+			"Output, errors and the exit code are the command's. With --keep and no command, print the ID of a sandbox that stays.\n" +
+			"With --parallel, the command runs once for each line of standard input, which takes the place of {} in it. An output is\n" +
+			"printed when its command ends, and the exit code is 1 unless all succeeded. --json prints a line for each input: with\n" +
+			"exitCode if the command ended, with error if it did not run to its end.",
 		Example: "  barchan run -- uname -a\n  echo 'print(6*7)' | barchan run -- python3\n  barchan run -it -- bash\n  id=$(barchan run --keep)\n" +
 			"  barchan run --memory 2Gi --allow pypi.org --allow files.pythonhosted.org -- pip download six\n" +
-			"  barchan run --from base:mh8x2k1qabcd -- ps",
+			"  barchan run --from base:mh8x2k1qabcd -- ps\n" +
+			"  seq 500 | barchan run --parallel 20 -- python3 -c 'print({}**2)'",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if o.keep {
 				return nil
@@ -67,7 +73,11 @@ func RunCommand(a *app.App) *cobra.Command {
 		},
 	}
 	o.flags(cmd)
+	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := o.check(cmd, a, &o, args); err != nil {
+			return err
+		}
 		v, err := parseVariant(o.image, o.memory, o.cpu)
 		if err != nil {
 			return err
@@ -78,6 +88,11 @@ func RunCommand(a *app.App) *cobra.Command {
 		}
 		if _, err := environment(a, o.env); err != nil {
 			return err
+		}
+		if o.parallel > 0 {
+			return a.WithServer(cmd.Context(), func(t *app.Server) error {
+				return runEach(cmd.Context(), a, t, n, v, args, o.processOptions, o.parallelOptions)
+			})
 		}
 		if _, err := input(a, o.processOptions); err != nil {
 			return err
@@ -106,6 +121,7 @@ func sandboxToRun(a *app.App, cmd *cobra.Command, o *runOptions, v variant) (n r
 		return n, err
 	}
 	n.AllowSecrets = o.allowSecrets
+	n.QueueTimeout = o.queueTimeout(cmd)
 	if o.filesOnly {
 		n.Memory = new(false)
 	}
@@ -153,8 +169,12 @@ func keyValues(flag string, list []string) (map[string]string, error) {
 }
 
 func runInNew(ctx context.Context, a *app.App, t *app.Server, n restclient.NewSandbox, v variant, argv []string, o processOptions, keep bool) (err error) {
-	// A cancelled create could leave an unknown sandbox.
-	create, cancel := context.WithTimeout(context.WithoutCancel(ctx), createWithin)
+	// A cancelled create could leave an unknown sandbox; one that waits for the quota has none yet in most cases.
+	create := context.WithoutCancel(ctx)
+	if n.QueueTimeout > 0 {
+		create = ctx
+	}
+	create, cancel := context.WithTimeout(create, createWithin+time.Duration(n.QueueTimeout)*time.Second)
 	defer cancel()
 	made := time.Now()
 	var s restclient.Sandbox

@@ -83,7 +83,13 @@ type Request struct {
 	// IdempotencyKey makes it safe to repeat the request: from 1 to 255 printable ASCII
 	// characters, the tenant's own choice. Empty: each request creates a sandbox.
 	IdempotencyKey string
+	// QueueTimeout is how long the request may wait for the namespace's quota, behind those that wait already; at most
+	// MaxQueueTimeout. 0: it is refused at once. It does not distinguish requests with an IdempotencyKey.
+	QueueTimeout time.Duration `json:"-"`
 }
+
+// MaxQueueTimeout is the longest QueueTimeout.
+const MaxQueueTimeout = 24 * time.Hour
 
 // Create returns a sandbox once it is ready: a warm member of a pool, else one that it starts, or one from a
 // snapshot. A sandbox that does not become ready is removed, and the error has the reason. A quota's refusal is an
@@ -101,7 +107,7 @@ func (cr *Creator) Create(ctx context.Context, req Request) (_ sandboxes.Sandbox
 	if req.IdempotencyKey == "" {
 		create = cr.create
 	}
-	s, err := create(ctx, &createOp{cr: cr, Request: &req, start: start})
+	s, err := create(ctx, &createOp{cr: cr, Request: &req, asked: start, start: start})
 	if err != nil {
 		return sandboxes.Sandbox{}, err
 	}
@@ -120,6 +126,9 @@ func (cr *Creator) check(req *Request) error {
 	}
 	if err := idempotency.CheckKey(req.IdempotencyKey); err != nil {
 		return err
+	}
+	if req.QueueTimeout < 0 || req.QueueTimeout > MaxQueueTimeout {
+		return apistatus.Refuse(errs.ErrInvalid, "Barchan-Queue-Timeout: want from 0 to %d seconds", int64(MaxQueueTimeout/time.Second))
 	}
 	if req.PublicTraffic != nil && !*req.PublicTraffic && !req.Secure {
 		return apistatus.Refuse(errs.ErrInvalid, "network.allowPublicTraffic: false needs a secure sandbox; set secure to true")
@@ -167,6 +176,9 @@ func (cr *Creator) obtain(ctx context.Context, c *createOp) (*agents.Sandbox, er
 	if err := cr.from(ctx, c, snap); err != nil {
 		return nil, err
 	}
+	if err := cr.awaitQuota(ctx, c); err != nil {
+		return nil, err
+	}
 	return cr.startCold(ctx, c)
 }
 
@@ -179,7 +191,7 @@ func (cr *Creator) createOnce(ctx context.Context, c *createOp) (_ *agents.Sandb
 		return nil, err
 	}
 	return cr.inFlight.Do(ctx, c.Namespace, c.digest, func() (*agents.Sandbox, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*cr.StartTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.QueueTimeout+2*cr.StartTimeout)
 		defer cancel()
 		s, err := cr.createdBefore(ctx, c)
 		if s != nil || err != nil {

@@ -39,7 +39,9 @@ var errUnbound = errors.New("the member could not be made its claim's")
 type createOp struct {
 	cr *Creator
 	*Request
-	start  time.Time
+	// asked is when the request came, start when its create began; they differ by the wait for the quota.
+	asked, start time.Time
+
 	digest idempotency.Digest
 	claim  *claiming.Claim
 	pools  []extensions.SandboxWarmPool
@@ -60,6 +62,9 @@ func (cr *Creator) claim(ctx context.Context, c *createOp, template types.Namesp
 	if err := c.findPools(ctx, template); err != nil {
 		return nil, err
 	}
+	if err := cr.awaitQuota(ctx, c); err != nil {
+		return nil, err
+	}
 	for try := 0; len(c.pools) > 0 && try < warmTries; try++ {
 		s, err := cr.claimWarm(ctx, c)
 		if err == nil {
@@ -71,8 +76,27 @@ func (cr *Creator) claim(ctx context.Context, c *createOp, template types.Namesp
 		if !errors.Is(err, errUnbound) {
 			return nil, err
 		}
+		if err := cr.awaitQuota(ctx, c); err != nil {
+			return nil, err
+		}
 	}
 	return cr.startCold(ctx, c)
+}
+
+// awaitQuota waits for the namespace's quota if the request may. The time of the create counts from then on.
+func (cr *Creator) awaitQuota(ctx context.Context, c *createOp) error {
+	if c.QueueTimeout <= 0 {
+		return nil
+	}
+	if err := c.claim.Await(ctx, c.QueueTimeout-time.Since(c.asked)); err != nil {
+		return err
+	}
+	c.start = time.Now()
+	err := cr.Sandboxes.Gate.Err() // it was asked before the wait
+	if err != nil {
+		c.claim.Release()
+	}
+	return err
 }
 
 // findPools finds the template's pools, those with most ready members first.

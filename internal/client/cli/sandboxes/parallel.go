@@ -1,0 +1,323 @@
+package sandboxes
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
+	"github.com/barchan-dev/barchan/internal/client/restclient"
+)
+
+const (
+	// maxParallel bounds --parallel.
+	maxParallel = 1000
+	// placeholder is replaced by the input in each argument of the command.
+	placeholder = "{}"
+	// retryAfter is the first pause before an input is tried again; each further one is twice as long.
+	retryAfter = time.Second
+	// progressEvery is how often the line of progress is painted.
+	progressEvery = 200 * time.Millisecond
+	// outputInJSON bounds each stream of a command in --json, in bytes.
+	outputInJSON = 1 << 20
+)
+
+// parallelOptions are the flags of run for many inputs.
+type parallelOptions struct {
+	parallel, retries int
+	queue             time.Duration
+}
+
+func (o *parallelOptions) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.IntVar(&o.parallel, "parallel", 0, "run the command for each line of standard input, so many at once")
+	f.IntVar(&o.retries, "retries", 2, "with --parallel: more tries after faults that are not the command's")
+	f.DurationVar(&o.queue, "queue", 0, "longest wait for the quota of the namespace (default: none, with --parallel 1h)")
+}
+
+// queueTimeout is in seconds.
+func (o *parallelOptions) queueTimeout(cmd *cobra.Command) int64 {
+	if o.parallel > 0 && !cmd.Flags().Changed("queue") {
+		return int64(time.Hour / time.Second)
+	}
+	return int64(o.queue / time.Second)
+}
+
+func (o *parallelOptions) check(cmd *cobra.Command, a *app.App, run *runOptions, argv []string) error {
+	switch {
+	case o.queue < 0:
+		return app.Usage(cmd, fmt.Errorf("--queue: %s is negative", o.queue))
+	case o.parallel == 0 && (cmd.Flags().Changed("retries") || a.JSON):
+		return app.Usage(cmd, errors.New("--retries and --json need --parallel"))
+	case o.parallel == 0:
+		return nil
+	case o.parallel < 0 || o.parallel > maxParallel:
+		return app.Usage(cmd, fmt.Errorf("--parallel: %d is not from 1 to %d", o.parallel, maxParallel))
+	case o.retries < 0:
+		return app.Usage(cmd, fmt.Errorf("--retries: %d is negative", o.retries))
+	case run.keep || run.tty || run.interactive:
+		return app.Usage(cmd, errors.New("--parallel: not with --keep, -i or -t"))
+	case !strings.Contains(strings.Join(argv, " "), placeholder):
+		return app.Usage(cmd, fmt.Errorf("--parallel: the command has no %s, which stands for the input", placeholder))
+	case terminal.IsTerminal(a.Stdin):
+		return app.Usage(cmd, errors.New("--parallel: standard input is a terminal; want a file or a pipe with an input in each line"))
+	}
+	return nil
+}
+
+// outcome is the result of one input.
+type outcome struct {
+	Input string `json:"input"`
+	// ExitCode is the command's; absent if it did not run to its end.
+	ExitCode *int    `json:"exitCode,omitempty"`
+	Error    string  `json:"error,omitempty"`
+	Tries    int     `json:"tries"`
+	Seconds  float64 `json:"seconds"`
+	Stdout   string  `json:"stdout"`
+	Stderr   string  `json:"stderr"`
+}
+
+// batch runs a command for many inputs.
+type batch struct {
+	app     *app.App
+	options parallelOptions
+	// run runs the command for one input in a new sandbox, with the output of a.
+	run func(ctx context.Context, a *app.App, argv []string) error
+
+	mu                                     sync.Mutex
+	running, succeeded, failed, unfinished int   // +checklocks:mu
+	broken                                 error // of the output; +checklocks:mu
+}
+
+// each runs the command for each line of standard input. The error is an [app.ExitCode] if any did not succeed.
+func (b *batch) each(ctx context.Context, argv []string) error {
+	began := time.Now()
+	painted := b.paint()
+	var group errgroup.Group
+	group.SetLimit(b.options.parallel)
+	lines := bufio.NewScanner(b.app.Stdin)
+	lines.Buffer(nil, 1<<20)
+	for ctx.Err() == nil && b.outputErr() == nil && lines.Scan() {
+		if input := lines.Text(); input != "" {
+			group.Go(func() error { b.one(ctx, input, argv); return nil })
+		}
+	}
+	_ = group.Wait() // no function has an error
+	painted()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	fmt.Fprintf(b.app.Stderr, "%d succeeded, %d failed, %d did not run to their end, in %s\n", b.succeeded, b.failed, b.unfinished, time.Since(began).Round(time.Second/10))
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case b.broken != nil:
+		return b.broken
+	case lines.Err() != nil:
+		return fmt.Errorf("read the inputs: %w", lines.Err())
+	case b.failed+b.unfinished > 0:
+		return app.ExitCode(app.CodeError)
+	}
+	return nil
+}
+
+// one runs the command for an input, and prints its output at its end.
+func (b *batch) one(ctx context.Context, input string, argv []string) {
+	b.count(func() { b.running++ })
+	result := outcome{Input: input}
+	began := time.Now()
+	replaced := make([]string, len(argv))
+	for i := range argv {
+		replaced[i] = strings.ReplaceAll(argv[i], placeholder, input)
+	}
+	var out, errOut spool
+	defer out.close()
+	defer errOut.close()
+	var err error
+	for pause := retryAfter; ; pause *= 2 {
+		result.Tries++
+		out.reset()
+		errOut.reset()
+		quiet := *b.app
+		quiet.Stdin, quiet.Stdout, quiet.Stderr = nil, &out, &errOut
+		if err = b.run(ctx, &quiet, replaced); !transient(err) || result.Tries > b.options.retries {
+			break
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+	result.Seconds = time.Since(began).Seconds()
+	result.end(err)
+	b.count(func() {
+		b.running--
+		switch {
+		case result.ExitCode == nil:
+			b.unfinished++
+		case *result.ExitCode == 0:
+			b.succeeded++
+		default:
+			b.failed++
+		}
+	})
+	b.print(&result, &out, &errOut)
+}
+
+// transient reports whether an error is neither the command's nor the request's, so that another try may succeed.
+func transient(err error) bool {
+	return errors.Is(err, errs.ErrUnavailable) || errors.Is(err, errs.ErrTimeout) || errors.Is(err, errs.ErrConflict)
+}
+
+// end takes over the end of the last try.
+func (o *outcome) end(err error) {
+	code, start := app.ExitCode(0), &app.StartError{}
+	switch {
+	case err == nil, errors.As(err, &code):
+		o.ExitCode = new(int(code))
+	case errors.As(err, &start):
+		o.ExitCode, o.Error = new(start.Code), err.Error()
+	default:
+		o.Error = err.Error()
+	}
+}
+
+func (b *batch) count(change func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	change()
+}
+
+func (b *batch) outputErr() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.broken
+}
+
+// print writes an outcome at once, so that no other's output is between.
+func (b *batch) print(result *outcome, out, errOut *spool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.wipeLocked()
+	var err error
+	if b.app.JSON {
+		result.Stdout, result.Stderr = out.text(outputInJSON), errOut.text(outputInJSON)
+		err = json.NewEncoder(b.app.Stdout).Encode(result)
+	} else {
+		err = errors.Join(out.copyTo(b.app.Stdout), errOut.copyTo(b.app.Stderr))
+		if result.Error != "" {
+			fmt.Fprintf(b.app.Stderr, "barchan: input %q: %s\n", result.Input, terminal.Plain(result.Error))
+		} else if *result.ExitCode != 0 {
+			fmt.Fprintf(b.app.Stderr, "barchan: input %q: exit code %d\n", result.Input, *result.ExitCode)
+		}
+	}
+	if b.broken == nil {
+		b.broken = err
+	}
+}
+
+// paint shows the progress on a terminal until the returned function is called.
+func (b *batch) paint() (end func()) {
+	if !terminal.IsTerminal(b.app.Stderr) {
+		return func() {}
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(progressEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				b.mu.Lock()
+				b.wipeLocked()
+				fmt.Fprintf(b.app.Stderr, "%d done, %d running or waiting, %d not successful", b.succeeded+b.failed+b.unfinished, b.running, b.failed+b.unfinished)
+				b.mu.Unlock()
+			}
+		}
+	})
+	return func() {
+		close(stop)
+		wg.Wait()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.wipeLocked()
+	}
+}
+
+// wipeLocked removes the line of progress.
+//
+// +checklocks:b.mu
+func (b *batch) wipeLocked() {
+	if terminal.IsTerminal(b.app.Stderr) {
+		fmt.Fprint(b.app.Stderr, "\r\x1b[K")
+	}
+}
+
+// spool keeps output in a file without a name until it can be printed. Its zero value is empty.
+type spool struct {
+	file *os.File
+	size int64
+}
+
+func (s *spool) Write(b []byte) (int, error) {
+	if s.file == nil {
+		f, err := os.CreateTemp("", "barchan-run-")
+		if err != nil {
+			return 0, err
+		}
+		_ = os.Remove(f.Name())
+		s.file = f
+	}
+	n, err := s.file.WriteAt(b, s.size)
+	s.size += int64(n)
+	return n, err
+}
+
+func (s *spool) reset() { s.size = 0 }
+
+func (s *spool) copyTo(w io.Writer) error {
+	if s.file == nil {
+		return nil
+	}
+	_, err := io.Copy(w, io.NewSectionReader(s.file, 0, s.size))
+	return err
+}
+
+// text returns the last bytes, at most so many.
+func (s *spool) text(most int64) string {
+	if s.file == nil {
+		return ""
+	}
+	from := max(0, s.size-most)
+	b, _ := io.ReadAll(io.NewSectionReader(s.file, from, s.size-from)) // what can be read
+	return strings.ToValidUTF8(string(b), "�")
+}
+
+func (s *spool) close() {
+	if s.file != nil {
+		_ = s.file.Close()
+	}
+}
+
+// runEach runs a command for each line of standard input, in sandboxes of n.
+func runEach(ctx context.Context, a *app.App, t *app.Server, n restclient.NewSandbox, v variant, argv []string, run processOptions, o parallelOptions) error {
+	run.noInput = true
+	b := &batch{app: a, options: o, run: func(ctx context.Context, a *app.App, argv []string) error {
+		return runInNew(ctx, a, t, n, v, argv, run, false)
+	}}
+	return b.each(ctx, argv)
+}
