@@ -37,6 +37,8 @@ type Images interface {
 	Pull(ctx context.Context, req adminclient.PullRequest, progress func(adminclient.Event)) (adminclient.Image, error)
 	// Import reads an OCI layout or a `docker save` from a tar.
 	Import(ctx context.Context, tar io.Reader, name string, progress func(adminclient.Event)) ([]adminclient.Image, error)
+	// Prune removes images that nothing uses.
+	Prune(ctx context.Context, req adminclient.PruneRequest) ([]adminclient.Image, error)
 	// Remove refuses with an errs.ErrConflict what is in use; with force templates do not count.
 	Remove(ctx context.Context, ref string, force bool) error
 }
@@ -112,6 +114,7 @@ func (a *API) Handler() http.Handler {
 		images, err := a.cfg.Images.List(r.Context())
 		a.answer(w, r, orEmpty(images), err)
 	})
+	mux.HandleFunc("POST "+adminclient.PathPrune, a.prune)
 	mux.HandleFunc("DELETE "+adminclient.PathImages+"/{ref}", a.removeImage)
 	mux.HandleFunc("POST "+adminclient.PathBuildBase, a.buildBase)
 	mux.HandleFunc("POST "+adminclient.PathPull, a.pull)

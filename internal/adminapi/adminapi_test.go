@@ -105,6 +105,13 @@ func (b *backend) Import(_ context.Context, tar io.Reader, name string, progress
 	}
 }
 
+func (b *backend) Prune(_ context.Context, req adminclient.PruneRequest) ([]adminclient.Image, error) {
+	if !req.All {
+		return nil, nil
+	}
+	return []adminclient.Image{{Ref: "x.test/unused:1"}}, nil
+}
+
 func (b *backend) Remove(_ context.Context, ref string, force bool) error {
 	b.forced = force
 	if _, ok := b.images[ref]; !ok {

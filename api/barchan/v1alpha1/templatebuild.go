@@ -1,6 +1,7 @@
 package v1alpha1
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -58,6 +59,11 @@ type BuildSource struct {
 	// Image is an image's name. Its entrypoint is not run.
 	// +optional
 	Image string `json:"image,omitempty"`
+	// ImagePullSecrets are Secrets of this namespace with credentials for the image's registry, at most 16.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
 	// TemplateName is a template of this namespace, or a public one.
 	// +optional
 	TemplateName string `json:"templateName,omitempty"`

@@ -135,7 +135,9 @@ func TestImages(t *testing.T) {
 	s.run("", "image", "import", file, "--name", "y").want(t, 0, "y\n", "send 100% of 2.0 KiB")
 	s.run("", "image", "import", "/nonexistent").want(t, 1, "", "no such file")
 	s.run("", "image", "build", "base", "--json").want(t, 0, `"ref": "base:latest"`, "")
-	s.run("", "image", "ls").want(t, 0, "reg.test/a:1   0123456789ab   3.0 MiB   3m\n", "")
+	s.run("", "image", "ls").want(t, 0, "reg.test/a:1   0123456789ab   3.0 MiB   3m    2m          pulled\n", "")
+	s.run("", "image", "prune", "--json").want(t, 0, `"ref": "reg.test/b:1"`, "")
+	s.run("", "image", "prune").want(t, 0, "", "")
 	s.run("", "image", "rm", "none", "x").want(t, 1, "x\n", "barchan: no image none\n")
 }
 

@@ -22,7 +22,7 @@ import (
 // ImageCommand returns `barchan image`.
 func ImageCommand(a *app.App) *cobra.Command {
 	return app.NounCommand("image", "Images that sandboxes run",
-		imageBuildCommand(a), imagePullCommand(a), imageImportCommand(a), imageLsCommand(a), imageRmCommand(a))
+		imageBuildCommand(a), imagePullCommand(a), imageImportCommand(a), imageLsCommand(a), imageRmCommand(a), imagePruneCommand(a))
 }
 
 // imageWork runs a server operation with progress, and prints the resulting images.
@@ -198,15 +198,57 @@ func printImages(ctx context.Context, a *app.App, client *adminclient.Client) er
 		return err
 	}
 	return app.PrintList(a, app.Columns[adminclient.Image]{
-		Header: []string{"IMAGE", "DIGEST", "SIZE", "AGE"},
+		Header: []string{"IMAGE", "DIGEST", "SIZE", "AGE", "LAST USED", "ORIGIN"},
 		Row: func(i *adminclient.Image) []string {
 			digest := strings.TrimPrefix(i.Digest, "sha256:")
 			if a.Format != app.FormatWide {
 				digest = digest[:min(12, len(digest))]
 			}
-			return []string{i.Ref, digest, terminal.Size(i.Size), terminal.Since(i.CreatedAt)}
+			return []string{i.Ref, digest, terminal.Size(i.Size), terminal.Since(i.CreatedAt), terminal.Since(i.LastUsed), origin(i)}
 		},
 	}, list)
+}
+
+// origin says where an image is from.
+func origin(i *adminclient.Image) string {
+	switch {
+	case i.Private:
+		return "private"
+	case i.Pulled:
+		return "pulled"
+	default:
+		return "local"
+	}
+}
+
+func imagePruneCommand(a *app.App) *cobra.Command {
+	var req adminclient.PruneRequest
+	cmd := &cobra.Command{
+		Use:   "prune",
+		Short: "Remove images that nothing uses",
+		Long: "Remove the pulled images that no sandbox, checkpoint, template or unfinished build uses, and print them.\n" +
+			"The server does so itself when images exceed the setting imageStore. Imported images and those made here\n" +
+			"stay without --all, for no registry has them.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.WithAdmin(func(c *adminclient.Client) error {
+				gone, err := c.Prune(cmd.Context(), req)
+				if err != nil {
+					return err
+				}
+				if a.JSON {
+					return a.PrintJSON(gone)
+				}
+				for _, i := range gone {
+					fmt.Fprintln(a.Stdout, i.Ref)
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&req.All, "all", false, "remove also images that were imported or made here")
+	a.JSONFlag(cmd)
+	return cmd
 }
 
 func imageRmCommand(a *app.App) *cobra.Command {

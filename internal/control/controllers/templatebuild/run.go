@@ -132,7 +132,11 @@ func (w *work) findBase(ctx context.Context) (*base, error) {
 		digest := ""
 		if w.r.ImageDigest != nil {
 			var err error
-			digest, err = w.r.ImageDigest(ctx, from.Image)
+			var secrets []string
+			for _, ref := range from.ImagePullSecrets {
+				secrets = append(secrets, ref.Name)
+			}
+			digest, err = w.r.ImageDigest(ctx, w.build.Namespace, from.Image, secrets)
 			if errors.Is(err, errs.ErrNotFound) || errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrForbidden) {
 				return nil, refuse(barchan.BuildStepBase, "spec.from.image: %s", errs.Text(err))
 			} else if err != nil {

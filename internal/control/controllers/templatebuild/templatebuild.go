@@ -85,9 +85,9 @@ type Config struct {
 	Store *builds.Store
 	// PublicNamespace has the templates that builds of all namespaces may start from, if they are public.
 	PublicNamespace string
-	// ImageDigest returns the digest of an image, which it pulls if it is missing. Nil: builds know images by name alone, and
+	// ImageDigest returns the digest of an image for a namespace, with the credentials of Secrets of it. It pulls the image if it is missing. Nil: builds know images by name alone, and
 	// take kept layers of an image that has changed.
-	ImageDigest func(ctx context.Context, ref string) (string, error)
+	ImageDigest func(ctx context.Context, namespace, ref string, secrets []string) (string, error)
 	// Events records Kubernetes events on builds; nil records none.
 	Events events.EventRecorder
 }

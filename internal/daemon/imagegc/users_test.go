@@ -1,4 +1,4 @@
-package adminops
+package imagegc
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -31,6 +32,11 @@ func TestImageInUseIsNotRemoved(t *testing.T) {
 		x.Spec.PodTemplate.Spec = pod(image)
 		return x
 	}
+	build := func(name string, phase barchan.TemplateBuildPhase) barchan.TemplateBuild {
+		b := barchan.TemplateBuild{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+		b.Spec.From, b.Status.Phase = &barchan.BuildSource{Image: "a"}, phase
+		return b
+	}
 	made, waits := sandbox.Ref{UID: "made"}, object("waits", "a")
 	ready := metav1.Condition{Type: agents.ConditionReady, Status: metav1.ConditionTrue}
 	deleted := object("made", "a", ready)
@@ -43,6 +49,7 @@ func TestImageInUseIsNotRemoved(t *testing.T) {
 		checkpoints []sandbox.CheckpointRef
 		objects     []agents.Sandbox
 		templates   []extensions.SandboxTemplate
+		builds      []barchan.TemplateBuild
 		plain, hard string // what the refusals name, without and with force; empty means none
 	}{
 		"nothing":           {objects: []agents.Sandbox{object("other", "b")}, templates: []extensions.SandboxTemplate{template("t", "a:2")}},
@@ -52,16 +59,18 @@ func TestImageInUseIsNotRemoved(t *testing.T) {
 		"one being deleted": {made: []sandbox.Ref{made}, objects: []agents.Sandbox{deleted, waited}},
 		"a checkpoint":      {checkpoints: []sandbox.CheckpointRef{{Namespace: "ns", Name: "c"}}, plain: "checkpoints ns/c", hard: "checkpoints ns/c"},
 		"a template":        {templates: []extensions.SandboxTemplate{template("t", "library/a")}, plain: "templates ns/t; delete them first, or use --force"},
+		"a build":           {builds: []barchan.TemplateBuild{build("b", ""), build("done", barchan.BuildReady)}, plain: "builds ns/b; delete", hard: "builds ns/b; delete"},
 		"all":               {made: []sandbox.Ref{made}, templates: []extensions.SandboxTemplate{template("t", full)}, plain: "; templates ns/t; delete them first", hard: string(sandbox.IDOf("made")) + "; delete"},
 		"more than it has":  {made: make([]sandbox.Ref, 13), plain: ", 3 more; delete", hard: "3 more"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			u := newImageUsers(full, give.made, give.checkpoints, give.objects, give.templates)
+			have := objects{sandboxes: give.objects, templates: give.templates, builds: give.builds}
+			u := have.users(full, give.made, give.checkpoints)
 			for _, x := range []struct {
 				force bool
 				names string
 			}{{false, give.plain}, {true, give.hard}} {
-				err := u.refusal("a", x.force)
+				err := u.Refusal("a", x.force)
 				if (err != nil) != (x.names != "") || (err != nil && !errors.Is(err, errs.ErrConflict)) || !strings.Contains(errs.Text(orNone(err)), x.names) {
 					t.Errorf("force %t: %v, want %q", x.force, err, x.names)
 				}
