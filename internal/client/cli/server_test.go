@@ -384,6 +384,14 @@ func (l imageList) Import(_ context.Context, tar io.Reader, name string, _ func(
 	return []adminclient.Image{l.add(adminclient.Image{Ref: name, Size: int64(len(b))})}, nil
 }
 
+func (l imageList) Export(_ context.Context, req adminclient.ImageExport, w io.Writer) error {
+	if req.Source == "none" {
+		return errs.Public(errs.ErrNotFound, "no template or image none")
+	}
+	_, err := io.WriteString(w, req.Namespace+"/"+req.Source+" as "+req.Name)
+	return err
+}
+
 func (l imageList) Prune(_ context.Context, req adminclient.PruneRequest) (gone []adminclient.Image, _ error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
