@@ -184,3 +184,7 @@ type TemplateBuildList struct {
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []TemplateBuild `json:"items"`
 }
+
+// CredentialsName returns the name of the Secret with the credentials that a client of the REST API sent for a build. It is gone
+// when the build has ended, or with its object.
+func CredentialsName(build string) string { return build + "-registry" }

@@ -109,6 +109,9 @@ func ValidateTemplateBuild(b, old *TemplateBuild) (errs field.ErrorList) {
 	if from := b.Spec.From; from != nil && (from.Image != "") == (from.TemplateName != "") {
 		errs = append(errs, field.Invalid(spec.Child("from"), "", "must name either an image or a template"))
 	}
+	if from := b.Spec.From; from != nil && len(from.ImagePullSecrets) > 0 {
+		errs = append(errs, validatePullSecrets(from, spec.Child("from", "imagePullSecrets"))...)
+	}
 	if n := len(b.Spec.Steps); n > maxBuildSteps {
 		errs = append(errs, field.TooMany(spec.Child("steps"), n, maxBuildSteps))
 	}
@@ -123,6 +126,24 @@ func ValidateTemplateBuild(b, old *TemplateBuild) (errs field.ErrorList) {
 		errs = append(errs, field.Forbidden(at, "is immutable"))
 	case old.Spec.From != nil && !apiequality.Semantic.DeepEqual(b.Spec, old.Spec):
 		errs = append(errs, field.Forbidden(spec, "cannot change once from is set"))
+	}
+	return errs
+}
+
+// maxPullSecrets bounds the Secrets that are read for an image.
+const maxPullSecrets = 16
+
+func validatePullSecrets(from *BuildSource, at *field.Path) (errs field.ErrorList) {
+	if from.Image == "" {
+		errs = append(errs, field.Forbidden(at, "are for an image"))
+	}
+	if n := len(from.ImagePullSecrets); n > maxPullSecrets {
+		errs = append(errs, field.TooMany(at, n, maxPullSecrets))
+	}
+	for i, ref := range from.ImagePullSecrets {
+		for _, problem := range validation.IsDNS1123Subdomain(ref.Name) {
+			errs = append(errs, field.Invalid(at.Index(i).Child("name"), ref.Name, problem))
+		}
 	}
 	return errs
 }

@@ -11,6 +11,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
@@ -28,6 +29,9 @@ func (s imageStore) Export(ctx context.Context, req adminclient.ImageExport, w i
 	if err != nil {
 		return err
 	}
+	if len(validation.IsDNS1123Subdomain(req.Source)) > 0 { // no object has such a name
+		return exportLocal(ctx, p, req, w)
+	}
 	t := &extensions.SandboxTemplate{}
 	err = p.Cache.Live().Get(ctx, client.ObjectKey{Namespace: req.Namespace, Name: req.Source}, t)
 	switch {
@@ -38,10 +42,14 @@ func (s imageStore) Export(ctx context.Context, req adminclient.ImageExport, w i
 		}
 		x.Name = cmp.Or(req.Name, x.Name)
 		return p.Machine.Node.ExportImage(ctx, x, w)
-	case !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err):
+	case !apierrors.IsNotFound(err):
 		return fmt.Errorf("read template %s/%s: %w", req.Namespace, req.Source, err)
 	}
-	err = p.Machine.Node.ExportImage(ctx, node.ImageExport{Ref: req.Source, Name: cmp.Or(req.Name, req.Source)}, w)
+	return exportLocal(ctx, p, req, w)
+}
+
+func exportLocal(ctx context.Context, p Parts, req adminclient.ImageExport, w io.Writer) error {
+	err := p.Machine.Node.ExportImage(ctx, node.ImageExport{Ref: req.Source, Name: cmp.Or(req.Name, req.Source)}, w)
 	if errors.Is(err, errs.ErrNotFound) {
 		return errs.Public(errs.ErrNotFound, fmt.Sprintf("%s: namespace %s has no such template, and this machine no such image", req.Source, req.Namespace))
 	}

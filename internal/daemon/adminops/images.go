@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -138,7 +139,8 @@ func (s imageStore) Remove(ctx context.Context, ref string, force bool) error {
 	if err := users.Refusal(ref, force); err != nil {
 		return err
 	}
-	return p.Machine.Containers.RemoveImage(ctx, ref)
+	_, err = p.Machine.Node.Images().Remove(ctx, ref, time.Time{})
+	return err
 }
 
 // Prune removes images that nothing uses: those that were pulled, and on request the others.

@@ -99,7 +99,7 @@ func (h *handlers) StartTemplateBuild(ctx context.Context, r StartTemplateBuildR
 	}
 	b := r.Body
 	what := builds.Instructions{
-		FromImage: deref(b.FromImage), FromTemplate: deref(b.FromTemplate), Registry: b.FromImageRegistry != nil,
+		FromImage: deref(b.FromImage), FromTemplate: deref(b.FromTemplate), Registry: registryOf(b.FromImageRegistry),
 		StartCommand: deref(b.StartCmd), ReadyCommand: deref(b.ReadyCmd), Force: deref(b.Force), Steps: make([]builds.Step, len(b.Steps)),
 	}
 	for i, s := range b.Steps {
@@ -109,6 +109,16 @@ func (h *handlers) StartTemplateBuild(ctx context.Context, r StartTemplateBuildR
 		return nil, err
 	}
 	return StartTemplateBuild202Response{}, nil
+}
+
+// registryOf returns the credentials of an image's registry; nil if there are none.
+func registryOf(wire *ImageRegistry) *builds.Registry {
+	if wire == nil {
+		return nil
+	}
+	return &builds.Registry{
+		Type: wire.Type, Username: deref(wire.Username), Password: deref(wire.Password), ServiceAccountJSON: deref(wire.ServiceAccountJSON),
+	}
 }
 
 // GetTemplateBuildStatus is GET /templates/{templateID}/builds/{buildID}/status.

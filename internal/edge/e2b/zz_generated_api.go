@@ -176,6 +176,19 @@ type ForkResult struct {
 	Sandbox *Sandbox `json:"sandbox,omitempty"`
 }
 
+// ImageRegistry Credentials for fromImage. They are kept, encrypted, until the build has ended.
+type ImageRegistry struct {
+	AwsAccessKeyID     *string `json:"awsAccessKeyId,omitempty"`
+	AwsRegion          *string `json:"awsRegion,omitempty"`
+	AwsSecretAccessKey *string `json:"awsSecretAccessKey,omitempty"`
+	Password           *string `json:"password,omitempty"`
+	ServiceAccountJSON *string `json:"serviceAccountJson,omitempty"`
+
+	// Type registry, with username and password, or gcp, with serviceAccountJson. aws is refused.
+	Type     string  `json:"type"`
+	Username *string `json:"username,omitempty"`
+}
+
 // KeyMask defines model for KeyMask.
 type KeyMask struct {
 	MaskedValuePrefix string `json:"maskedValuePrefix"`
@@ -498,15 +511,13 @@ type TemplateBuildInfo struct {
 
 // TemplateBuildStart Either fromImage or fromTemplate is needed.
 type TemplateBuildStart struct {
-	Force     *bool   `json:"force,omitempty"`
-	FromImage *string `json:"fromImage,omitempty"`
-
-	// FromImageRegistry Not available yet.
-	FromImageRegistry *map[string]interface{} `json:"fromImageRegistry,omitempty"`
-	FromTemplate      *string                 `json:"fromTemplate,omitempty"`
-	ReadyCmd          *string                 `json:"readyCmd,omitempty"`
-	StartCmd          *string                 `json:"startCmd,omitempty"`
-	Steps             []TemplateStep          `json:"steps,omitempty"`
+	Force             *bool          `json:"force,omitempty"`
+	FromImage         *string        `json:"fromImage,omitempty"`
+	FromImageRegistry *ImageRegistry `json:"fromImageRegistry,omitempty"`
+	FromTemplate      *string        `json:"fromTemplate,omitempty"`
+	ReadyCmd          *string        `json:"readyCmd,omitempty"`
+	StartCmd          *string        `json:"startCmd,omitempty"`
+	Steps             []TemplateStep `json:"steps,omitempty"`
 }
 
 // TemplateStep defines model for TemplateStep.

@@ -196,8 +196,11 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		return reconcile.Result{}, fmt.Errorf("read build %s: %w", req, err)
 	}
-	if b.DeletionTimestamp != nil || b.Spec.From == nil || ended(b) {
+	switch {
+	case b.DeletionTimestamp != nil || b.Spec.From == nil:
 		return reconcile.Result{}, nil
+	case ended(b):
+		return reconcile.Result{}, r.dropCredentials(ctx, b)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -216,7 +219,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("build %s: %w", req, err)
 	}
-	return reconcile.Result{}, r.prune(ctx, req.Namespace)
+	return reconcile.Result{}, errors.Join(r.dropCredentials(ctx, b), r.prune(ctx, req.Namespace))
 }
 
 func ended(b *barchan.TemplateBuild) bool {

@@ -65,8 +65,8 @@ func (s *Service) Upload(ctx context.Context, path string, size int64, archive i
 type Instructions struct {
 	// FromImage or FromTemplate is what it starts from.
 	FromImage, FromTemplate string
-	// Registry: the client sent credentials of the image's registry.
-	Registry                   bool
+	// Registry are credentials for the image; nil: none.
+	Registry                   *Registry
 	Steps                      []Step
 	StartCommand, ReadyCommand string
 	// Force does all steps, even if their results are kept.
@@ -114,6 +114,9 @@ func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID st
 		if err := check(b, old); err != nil {
 			return err
 		}
+		if err := s.withCredentials(ctx, b, from, what.Registry); err != nil { // before its controller can ask for them
+			return err
+		}
 		err = s.Objects.Update(ctx, b)
 		if err == nil {
 			break
@@ -132,8 +135,6 @@ func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID st
 // source returns what a build starts from.
 func (s *Service) source(ctx context.Context, namespace string, what *Instructions) (*barchan.BuildSource, error) {
 	switch {
-	case what.Registry:
-		return nil, apistatus.Refuse(errs.ErrInvalid, "fromImageRegistry: registry credentials are not supported yet; have the operator pull the image, and leave them out")
 	case (what.FromImage == "") == (what.FromTemplate == ""):
 		return nil, apistatus.Refuse(errs.ErrInvalid, "fromImage: name either an image, or a template in fromTemplate")
 	case what.FromImage != "":

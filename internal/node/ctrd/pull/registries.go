@@ -98,9 +98,11 @@ func (r Registries) hosts(creds Credentials) docker.RegistryHosts {
 		if r.CAs[registry] == "" && isLoopback(host) {
 			scheme = "http"
 		}
-		own, err := r.host(host, scheme, "/v2", docker.WithAuthCreds(func(string) (string, string, error) {
-			return creds.Username, creds.Password, nil
-		}))
+		var auth []docker.AuthorizerOpt
+		if creds != (Credentials{}) {
+			auth = append(auth, docker.WithAuthCreds(func(string) (string, string, error) { return creds.Username, creds.Password, nil }))
+		}
+		own, err := r.host(host, scheme, "/v2", auth...)
 		return append(all, own), err
 	}
 }
