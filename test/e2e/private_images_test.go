@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,9 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
@@ -134,27 +130,23 @@ func testImageExport(t *testing.T, s *server, host string) {
 	}
 }
 
-// testPrune removes what nothing uses.
+// testPrune removes what nothing uses: not what a template names, nor what no registry has.
 func testPrune(t *testing.T, s *server, private string) {
-	ctx, c := t.Context(), s.client()
-	if _, ok := s.image(private); !ok {
-		t.Fatal("the private image is gone already")
+	wantImages := func(when string, want map[string]bool) {
+		t.Helper()
+		for ref, kept := range want {
+			if _, ok := s.image(ref); ok != kept {
+				t.Errorf("%s: image %s is there: %v, want %v", when, ref, ok, kept)
+			}
+		}
 	}
-	s.must("image", "prune") // a checkpoint of the SDK's build is on it
-	if _, ok := s.image(private); !ok && s.uses(ctx, c, private) {
-		t.Error("an image that a checkpoint is on was removed")
+	s.must("image", "prune")
+	wantImages("while a template names it", map[string]bool{private: true, baseImage: true, "local.test/exported:1": true})
+	s.mustKubectl("", "delete", "sandboxtemplate", "private-built", "imported")
+	if out := s.must("image", "prune"); !strings.Contains(out, private) {
+		t.Errorf("image prune printed %q", out)
 	}
-	if _, ok := s.image(baseImage); !ok {
-		t.Error("an image that was made here was removed")
-	}
-	_ = c.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "reg"}})
-}
-
-func (s *server) uses(ctx context.Context, c client.Client, image string) bool {
-	s.t.Helper()
-	var all barchan.CheckpointList
-	if err := c.List(ctx, &all); err != nil {
-		s.t.Fatal(err)
-	}
-	return len(all.Items) > 0
+	wantImages("without the template", map[string]bool{private: false, baseImage: true, "local.test/exported:1": true})
+	s.must("image", "prune", "--all")
+	wantImages("with --all", map[string]bool{baseImage: true, "local.test/exported:1": false})
 }

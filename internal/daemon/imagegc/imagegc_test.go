@@ -48,7 +48,9 @@ func (s *shelf) ImageUsers(_ context.Context, digest string) ([]sandbox.Ref, []s
 	return nil, nil, nil
 }
 
-func (s *shelf) PartsOf(_ context.Context, digest string) (ctrd.Parts, error) { return s.parts[digest], nil }
+func (s *shelf) PartsOf(_ context.Context, digest string) (ctrd.Parts, error) {
+	return s.parts[digest], nil
+}
 
 // reader lists the templates.
 type reader struct {

@@ -200,4 +200,3 @@ func (c *Client) packLayer(ctx context.Context, snapshot, ref string) (d ocispec
 	}
 	return d, hash.Digest(), nil
 }
-

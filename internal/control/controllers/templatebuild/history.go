@@ -29,4 +29,6 @@ func History(spec *barchan.TemplateBuildSpec) (lines []string) {
 }
 
 // StartArguments returns the program that runs a start command, as builds do.
-func StartArguments(command string) []string { return []string{"/bin/sh", "-c", runScript, "sh", command} }
+func StartArguments(command string) []string {
+	return []string{"/bin/sh", "-c", runScript, "sh", command}
+}
