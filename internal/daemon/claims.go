@@ -16,6 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/controllers/claim"
 	"github.com/barchan-dev/barchan/internal/control/controllers/history"
 	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild"
+	"github.com/barchan-dev/barchan/internal/control/controllers/volume"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmpool"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmup"
 	"github.com/barchan-dev/barchan/internal/control/manager"
@@ -65,6 +66,7 @@ func (d *Daemon) quotaDefaults() quota.Limits {
 	limit := func(n int64) quota.Limit { return quota.Limit{Set: n > 0, Most: n} }
 	return quota.Limits{
 		Sandboxes: limit(int64(d.cfg.QuotaSandboxes)), MilliCPU: limit(d.cfg.QuotaCPU.MilliValue()),
+		Volumes: limit(int64(d.cfg.QuotaVolumes)), VolumeCapacity: limit(d.cfg.QuotaVolumeCapacity.Value()),
 		Memory: limit(d.cfg.QuotaMemory.Value()), CountPaused: d.cfg.QuotaCounts == config.QuotaAll,
 	}
 }
@@ -121,6 +123,9 @@ func (d *Daemon) controllerServices() services {
 	if d.machine != nil {
 		list, all = append(list, boot.Background("repairs", d.recordRepairs)), d.nodeControllers()
 	}
+	if d.cfg.Role == config.RoleServer && d.machine != nil {
+		all = append(all, d.volumeController())
+	}
 	if d.cfg.Role == config.RoleServer {
 		all = slices.Concat(all, d.memoryControllers(), d.objectControllers(d.cache))
 	}
@@ -167,6 +172,15 @@ func (d *Daemon) nodeControllers() []controllerSpec {
 			})
 		}},
 	}
+}
+
+// volumeController needs the quotas of a server, and the files of a node, in one process.
+func (d *Daemon) volumeController() controllerSpec {
+	return controllerSpec{"volumes", func() (controller, error) {
+		return volume.New(volume.Config{
+			Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Runner: d.machine.Node.Volumes, Quotas: d.quotas,
+		})
+	}}
 }
 
 // memoryControllers need a node that keeps memory and files.

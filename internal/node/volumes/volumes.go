@@ -41,6 +41,9 @@ const (
 	making     = ".making-"
 	removed    = ".removed-"
 
+	// maxChanges bounds the reports of uploads that wait for a reader. More are dropped: the next one of the volume makes up for it.
+	maxChanges = 1024
+
 	privateMode = 0o700
 	fileMode    = 0o600
 	// sharedMode lets all users of sandboxes write. Those of the host do not reach the directory.
@@ -50,6 +53,8 @@ const (
 // Store has the volumes of one node. It is safe for concurrent use.
 type Store struct {
 	dir string
+	// changes has volumes that uploads have changed.
+	changes chan types.NamespacedName
 	// users returns the sandboxes of the node that mount a volume.
 	users func(types.NamespacedName) []string
 
@@ -83,7 +88,7 @@ func Open(ctx context.Context, dir string, users func(types.NamespacedName) []st
 	if err := os.Chmod(dir, privateMode); err != nil {
 		return nil, fmt.Errorf("make directory of volumes: %w", err)
 	}
-	s := &Store{dir: dir, users: users, known: map[types.NamespacedName]*use{}, removing: map[types.NamespacedName]bool{}}
+	s := &Store{dir: dir, users: users, changes: make(chan types.NamespacedName, maxChanges), known: map[types.NamespacedName]*use{}, removing: map[types.NamespacedName]bool{}}
 	if err := s.sweep(ctx); err != nil {
 		return nil, fmt.Errorf("remove leftovers of volumes: %w", err)
 	}
@@ -282,6 +287,9 @@ func (s *Store) takenOf(ref volumetree.Ref) volumetree.Usage {
 	return volumetree.Usage{}
 }
 
+// Changes delivers volumes that uploads have changed.
+func (s *Store) Changes() <-chan types.NamespacedName { return s.changes }
+
 // Take reserves bytes and files of a volume for an upload; negative ones return what was not used. The refusal is an errs.ErrExhausted.
 func (s *Store) Take(ref volumetree.Ref, bytes, files int64) error {
 	s.mu.Lock()
@@ -295,5 +303,9 @@ func (s *Store) Take(ref volumetree.Ref, bytes, files int64) error {
 	}
 	u.taken.Bytes += bytes
 	u.taken.Files += files
+	select {
+	case s.changes <- ref.Key():
+	default:
+	}
 	return nil
 }
