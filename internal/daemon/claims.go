@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmup"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
+	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
@@ -92,9 +93,18 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
 		BuildFiles:  d.builds,
+		VolumeFiles: d.volumeFiles(),
 		DefaultSize: templates.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
 	})
 	return err
+}
+
+// volumeFiles returns the files of volumes, where the node is part of this server.
+func (d *Daemon) volumeFiles() volumes.Files {
+	if d.cfg.Role != config.RoleServer || d.machine == nil {
+		return nil
+	}
+	return d.machine.Node.Volumes
 }
 
 func (d *Daemon) managerServices() services {

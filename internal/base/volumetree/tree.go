@@ -38,6 +38,9 @@ const (
 	Owner = 1000
 )
 
+// ErrFull means that a volume, or the disk that it is on, has no room.
+var ErrFull = fmt.Errorf("volume full: %w", errs.ErrExhausted)
+
 // Type is the kind of a file.
 type Type string
 
@@ -248,7 +251,7 @@ func classify(shown string, err error) error {
 	case errors.Is(err, unix.ENXIO):
 		return is(errs.ErrInvalid, "is not a regular file")
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return is(errs.ErrExhausted, "does not fit: the disk is full")
+		return is(ErrFull, "does not fit: the disk is full")
 	case errors.Is(err, unix.ENAMETOOLONG):
 		return is(errs.ErrInvalid, "is too long")
 	case strings.Contains(err.Error(), "escapes from parent"): // os has no value for it

@@ -152,7 +152,9 @@ func (q *Quotas) Hold(ctx context.Context, req Request) (*Reservation, error) {
 }
 
 // Limits returns the limits of a namespace.
-func (q *Quotas) Limits(ctx context.Context, namespace string) (Limits, error) { return q.limits(ctx, namespace) }
+func (q *Quotas) Limits(ctx context.Context, namespace string) (Limits, error) {
+	return q.limits(ctx, namespace)
+}
 
 // limits returns the limits of a namespace. A missing one has the defaults: the API server refuses
 // the write itself.

@@ -290,7 +290,7 @@ func (s *Store) takenOf(ref volumetree.Ref) volumetree.Usage {
 // Changes delivers volumes that uploads have changed.
 func (s *Store) Changes() <-chan types.NamespacedName { return s.changes }
 
-// Take reserves bytes and files of a volume for an upload; negative ones return what was not used. The refusal is an errs.ErrExhausted.
+// Take reserves bytes and files of a volume for an upload; negative ones return what was not used. The refusal is a volumetree.ErrFull.
 func (s *Store) Take(ref volumetree.Ref, bytes, files int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -299,7 +299,7 @@ func (s *Store) Take(ref volumetree.Ref, bytes, files int64) error {
 		return errs.Public(errs.ErrUnavailable, fmt.Sprintf("volume %q is being measured; try again", ref.Name))
 	}
 	if (bytes > 0 || files > 0) && u.over(bytes, files) {
-		return errs.Public(errs.ErrExhausted, fmt.Sprintf("volume %q is full: its capacity is %d bytes and %d files", ref.Name, u.capacity, volumetree.MaxFiles))
+		return errs.Public(volumetree.ErrFull, fmt.Sprintf("volume %q is full: its capacity is %d bytes and %d files", ref.Name, u.capacity, volumetree.MaxFiles))
 	}
 	u.taken.Bytes += bytes
 	u.taken.Files += files
