@@ -40,7 +40,7 @@ const (
 	retryMost  = time.Minute
 	// measureEvery is the least time between two measurements of one volume; a long one is repeated more rarely, so that it takes
 	// at most a twentieth of the time.
-	measureEvery = 15 * time.Second
+	measureEvery = 5 * time.Second
 	measureShare = 20
 	// soon is how long after an upload a volume is measured.
 	soon = time.Second
