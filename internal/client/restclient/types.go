@@ -21,6 +21,8 @@ type NewSandbox struct {
 	Memory *bool `json:"memory,omitempty"`
 	// AllowSecrets starts from a snapshot although it holds variables of its sandbox.
 	AllowSecrets bool `json:"allowSecrets,omitempty"`
+	// VolumeMounts are volumes by their names.
+	VolumeMounts []VolumeMount `json:"volumeMounts,omitempty"`
 }
 
 // NewSnapshot is the request for a snapshot.
