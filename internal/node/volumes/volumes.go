@@ -123,6 +123,24 @@ func sweepUploads(namespace string) error {
 	return err
 }
 
+// List returns the volumes that have a directory.
+func (s *Store) List() (all []volumetree.Ref, err error) {
+	uids, err := filepath.Glob(filepath.Join(s.dir, "[^.]*", "*", uidFile))
+	for _, file := range uids {
+		uid, failure := os.ReadFile(file)
+		if errors.Is(failure, fs.ErrNotExist) {
+			continue // it is being removed
+		}
+		err = errors.Join(err, failure)
+		dir := filepath.Dir(file)
+		all = append(all, volumetree.Ref{Namespace: filepath.Base(filepath.Dir(dir)), Name: filepath.Base(dir), UID: types.UID(uid)})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list volumes: %w", err)
+	}
+	return all, nil
+}
+
 func (s *Store) path(key types.NamespacedName, name ...string) string {
 	return filepath.Join(append([]string{s.dir, key.Namespace, key.Name}, name...)...)
 }
