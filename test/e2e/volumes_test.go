@@ -99,7 +99,7 @@ spec:
   podTemplate:
     spec:
       runtimeClassName: %[2]s
-      volumes: [{name: v, persistentVolumeClaim: {claimName: objects%[3]s}}]
+      volumes: [{name: v, persistentVolumeClaim: {claimName: objects}}]
       containers: [{name: main, image: ` + baseImage + `, volumeMounts: [{name: v, mountPath: /v}]}]
 `
 
@@ -107,7 +107,7 @@ spec:
 func testVolumeObjects(t *testing.T, s *server) {
 	classes := []string{"gvisor", "runc"}
 	for _, class := range classes {
-		s.apply(fmt.Sprintf(volumeManifest, "on-"+class, class, ""))
+		s.apply(fmt.Sprintf(volumeManifest, "on-"+class, class))
 	}
 	for _, class := range classes {
 		s.mustKubectl("", "wait", "sandbox/on-"+class, "--for=condition=Ready", "--timeout=60s")
@@ -123,10 +123,14 @@ func testVolumeObjects(t *testing.T, s *server) {
 	if out := s.mustKubectl("", "get", "volume", "objects"); !strings.Contains(out, "Ready") || !strings.Contains(out, "64Mi") {
 		t.Errorf("kubectl get:\n%s", out)
 	}
+	volume, sandbox, _ := strings.Cut(fmt.Sprintf(volumeManifest, "early", "gvisor"), "---")
 	for manifest, field := range map[string]string{
-		strings.Replace(fmt.Sprintf(volumeManifest, "sub", "gvisor", ""), "mountPath: /v", "mountPath: /v, subPath: x", 1):             "volumeMounts[0].subPath",
-		strings.Replace(fmt.Sprintf(volumeManifest, "bad", "gvisor", ""), "capacity: 64Mi", "capacity: 64Mi, storageClassName: s3", 1): "spec.storageClassName",
-		strings.Replace(fmt.Sprintf(volumeManifest, "few", "gvisor", ""), "capacity: 64Mi", "capacity: 1Ki", 1):                        "spec.capacity",
+		strings.Replace(sandbox, "mountPath: /v", "mountPath: /v, subPath: x", 1):            "volumeMounts[0].subPath",
+		strings.Replace(volume, "capacity: 64Mi", "capacity: 64Mi, storageClassName: s3", 1): "spec.storageClassName",
+		strings.Replace(volume, "capacity: 64Mi", "capacity: 1Ki", 1):                        "spec.capacity",
+		strings.Replace(volume, "capacity: 64Mi", "displayName: other", 1):                   "spec.displayName",
+		strings.Replace(sandbox, "claimName: objects", "claimName: ../objects", 1):           "claimName",
+		strings.Replace(volume, "name: objects", "name: a.b", 1):                             "metadata.name",
 	} {
 		if out, err := s.kubectl(manifest, "apply", "-f", "-"); err == nil || !strings.Contains(out, field) {
 			t.Errorf("not refused by %s: %v\n%s", field, err, out)
@@ -143,12 +147,11 @@ func testVolumeObjects(t *testing.T, s *server) {
 	s.mustKubectl("", "delete", "sandbox", "on-runc", "on-gvisor")
 	s.mustKubectl("", "wait", "volume/objects", "--for=delete", "--timeout=60s")
 	// A sandbox waits for its volume, as a Pod does for its claim.
-	_, sandbox, _ := strings.Cut(fmt.Sprintf(volumeManifest, "early", "gvisor", ""), "---")
 	s.apply(sandbox)
 	eventually.True(t, "it says what it waits for", func() bool {
 		return strings.Contains(s.mustKubectl("", "describe", "sandbox", "early"), `volume "objects" does not exist`)
 	})
-	s.apply(fmt.Sprintf(volumeManifest, "early", "gvisor", ""))
+	s.apply(volume)
 	s.mustKubectl("", "wait", "sandbox/early", "--for=condition=Ready", "--timeout=60s")
 	s.mustKubectl("", "delete", "sandbox/early", "volume/objects")
 }
