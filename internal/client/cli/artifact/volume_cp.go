@@ -23,9 +23,10 @@ import (
 func volumeCpCommand(a *app.App) *cobra.Command {
 	return &cobra.Command{
 		Use: "cp SOURCE DESTINATION", Short: "Copy files to or from a volume",
-		Long: "Copy a file, or a directory with all in it, to or from a volume, which no sandbox has to mount. One of the two is VOLUME:PATH; the other is a\n" +
-			"local path, or - for standard input or output, where a file is its content. Permissions of files are kept on the way in. Links, sockets and devices are left\n" +
-			"out: each is named on standard error, and the exit code is 1.",
+		Long: "Copy a file, or a directory with all in it, to or from a volume, which no sandbox has to mount. One of the two is\n" +
+			"VOLUME:PATH; the other is a local path, or - for standard input or output, where a file is its content. Permissions of\n" +
+			"files are kept on the way in. Links, sockets and devices are left out: each is named on standard error, and the exit\n" +
+			"code is 1.",
 		Example: "  barchan volume cp ./corpus data:/corpus\n  barchan volume cp data:/results.csv -",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			from, source, out := cutVolume(args[0])
