@@ -75,8 +75,11 @@ func measureVolume(ctx context.Context, b *bench) (err error) {
 		}
 	}
 	for _, line := range []struct{ key, name, unit string }{
-		{"write", "write 128 MiB and sync", "MB/s"}, {"read", "read 128 MiB", "MB/s"}, {"make", "create files of 4 KiB", "/s"},
-		{"look", "stat and read files of 4 KiB", "/s"}, {"drop", "remove files", "/s"},
+		{"write", "write 128 MiB and sync", "MB/s"},
+		{"read", "read 128 MiB", "MB/s"},
+		{"make", "create files of 4 KiB", "/s"},
+		{"look", "stat and read files of 4 KiB", "/s"},
+		{"drop", "remove files", "/s"},
 	} {
 		bare := root[line.key][1:].at(0.5) // the first round meets cold caches
 		f := b.report.add("volume", line.name, line.unit, volume[line.key][1:]).over("in the root", bare)

@@ -118,15 +118,15 @@ func TestLinksOut(t *testing.T) {
 // A guest that swaps a directory for a link while the server works leads nothing out.
 func TestSwaps(t *testing.T) {
 	tree, dir, outside := open(t)
-	real, link := filepath.Join(dir, "real"), filepath.Join(dir, "link")
-	if err := errors.Join(os.MkdirAll(real, 0o777), os.Symlink(outside, link)); err != nil {
+	own, link := filepath.Join(dir, "real"), filepath.Join(dir, "link")
+	if err := errors.Join(os.MkdirAll(own, 0o777), os.Symlink(outside, link)); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	var guest sync.WaitGroup
 	guest.Go(func() {
 		for ctx.Err() == nil {
-			_ = unix.Renameat2(unix.AT_FDCWD, real, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE)
+			_ = unix.Renameat2(unix.AT_FDCWD, own, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE)
 		}
 	})
 	mode := uint32(0o777)

@@ -39,7 +39,7 @@ func (t *Tree) MakeDir(name string, parents bool, a Attributes) (e Entry, made i
 		return e, made, classify(shown, err)
 	}
 	e, err = t.stat(shown, below)
-	if err == nil && e.Type != Directory && !(parents && e.Type == Symlink) {
+	if err == nil && e.Type != Directory && (!parents || e.Type != Symlink) {
 		err = refuse(errs.ErrConflict, "path: %q exists, and is not a directory", shown)
 	}
 	return e, made, err

@@ -98,7 +98,7 @@ func (c *createOp) Resolved(t claiming.Template, err error) error {
 		return templates.NotFound(c.Template)
 	}
 	if err != nil || len(c.mounts) == 0 {
-		return nil
+		return nil //nolint:nilerr // the caller has the error
 	}
 	var restore *agents.RestoreSource
 	if b := t.Spec.Barchan; b != nil && b.Sandbox != nil {
