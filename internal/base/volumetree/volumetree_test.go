@@ -199,7 +199,7 @@ func deepen(t *testing.T, dir string, depth int) {
 // Depth takes neither memory nor descriptors; a removal always ends, and a measurement says that it is not whole.
 func TestDepth(t *testing.T) {
 	tree, dir, _ := open(t)
-	deepen(t, dir, 3000)
+	deepen(t, dir, 1000)
 	u, err := tree.Measure(t.Context())
 	if err != nil || !u.Partial || u.Files == 0 {
 		t.Errorf("measured %+v, %v", u, err)
