@@ -40,7 +40,7 @@ var layers = [][]string{
 		"api/agents/v1beta1", "internal/base/errs", "internal/base/lifecycle", "internal/base/telemetry", "internal/base/failpoint",
 		"internal/base/signedurl", "api/crds", "packaging/chart", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
 	},
-	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/health", "internal/node/keyedlock", "internal/testkit/ownnet"},
+	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/node/keyedlock", "internal/testkit/ownnet"},
 	2: {
 		"api/openapi", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable",
 		"internal/node/ipam", "internal/node/egress", "internal/edge/route",
@@ -48,7 +48,7 @@ var layers = [][]string{
 	},
 	3: {
 		"internal/control/apiserver", "internal/control/cache", "internal/control/apistatus", "internal/control/assumecache", "internal/control/builds", "internal/control/picker", "internal/control/quota",
-		"internal/node/ctrd", "internal/node/oci", "internal/node/netdev", "internal/node/baseimage", "internal/node/toolchain", "internal/node/resolver",
+		"internal/node/ctrd", "internal/node/oci", "internal/node/netdev", "internal/node/volumes", "internal/node/baseimage", "internal/node/toolchain", "internal/node/resolver",
 		"internal/edge/peers", "internal/edge/acme", "internal/guest/envd",
 		"internal/client/adminclient", "internal/client/restclient", "internal/client/kubeobjects", "internal/client/dockerfile", "internal/testkit",
 	},

@@ -115,6 +115,9 @@ type Config struct {
 	QuotaCPU       resource.Quantity // zero: none
 	QuotaMemory    resource.Quantity // zero: none
 	QuotaCounts    string            // running or all
+	// QuotaVolumes and QuotaVolumeCapacity are of each namespace that does not set its own; 0: none.
+	QuotaVolumes        int
+	QuotaVolumeCapacity resource.Quantity
 
 	ClientIdle  time.Duration // of connections without requests
 	StreamIdle  time.Duration // of exchanges without data; 0: no limit

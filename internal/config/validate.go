@@ -323,6 +323,10 @@ func (c *Config) checkPools() error {
 		return invalid("quotaSandboxes", "%d is negative, want 0 for none, or more", c.QuotaSandboxes)
 	case c.QuotaCPU.Sign() < 0:
 		return invalid("quotaCPU", "%s is negative, want 0 for none, or more", &c.QuotaCPU)
+	case c.QuotaVolumes < 0:
+		return invalid("quotaVolumes", "%d is negative, want 0 for none, or more", c.QuotaVolumes)
+	case c.QuotaVolumeCapacity.Sign() < 0:
+		return invalid("quotaVolumeCapacity", "%s is negative, want 0 for none, or more", &c.QuotaVolumeCapacity)
 	case c.QuotaMemory.Sign() < 0:
 		return invalid("quotaMemory", "%s is negative, want 0 for none, or more", &c.QuotaMemory)
 	case c.QuotaCounts != QuotaRunning && c.QuotaCounts != QuotaAll:

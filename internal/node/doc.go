@@ -16,8 +16,8 @@
 //	inventory   the scan of the host: what exists there, and what belongs to no sandbox
 //	programs    kept copies of the agent and of each build of runsc that is needed
 //	probe       startup, readiness and liveness probes
-//	ctrd, oci, netdev, ipam, egress, resolver, baseimage, toolchain
-//	            owners of containerd, runtimes, network, addresses, DNS and images
+//	ctrd, oci, netdev, ipam, volumes, egress, resolver, baseimage, toolchain
+//	            owners of containerd, runtimes, network, addresses, shared directories, DNS and images
 //
 // This package itself connects them: Ensure (ensure.go), Suspend and Resume (suspend.go), Bind (bind.go), egress and DNS (egress.go).
 //

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sync/singleflight"
+	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -39,6 +40,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/supervise"
 	"github.com/barchan-dev/barchan/internal/node/suspend"
 	"github.com/barchan-dev/barchan/internal/node/transfer"
+	"github.com/barchan-dev/barchan/internal/node/volumes"
 )
 
 // Defaults where a Config leaves a field empty.
@@ -142,7 +144,9 @@ type Node struct {
 	// sweepEvery is how often Run sweeps; tests change it.
 	sweepEvery time.Duration
 
-	handles   *registry.Registry
+	handles *registry.Registry
+	// Volumes outlive sandboxes.
+	Volumes   *volumes.Store
 	measuring singleflight.Group // of disk usage
 }
 
@@ -268,11 +272,14 @@ func (n *Node) open() error {
 	if err != nil {
 		return errors.Join(err, db.Close())
 	}
+	if n.Volumes, err = volumes.Open(context.Background(), filepath.Join(n.cfg.DataDir, "volumes"), n.mounting); err != nil {
+		return errors.Join(err, db.Close())
+	}
 	n.inventory = n.newScanner()
 	n.host = operation.NewHost(operation.HostConfig{
 		Name: n.cfg.Name, DataDir: n.cfg.DataDir, MemoryDir: n.cfg.MemoryDir, CgroupParent: n.cfg.CgroupParent,
 		Containerd: n.cfg.Containerd, Credentials: n.cfg.Credentials, Network: n.network, Subnet6: n.cfg.Network.Subnet6,
-		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints,
+		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints, Volumes: n.Volumes,
 		AgentToken: n.cfg.AgentToken, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
 		Holder: n.inventory.Holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,
 		AfterStep: n.cfg.AfterStep, BeforeUndo: n.cfg.BeforeUndo, ObserveStep: n.cfg.ObserveStep, Log: n.log,
@@ -322,6 +329,16 @@ func (n *Node) newScanner() *inventory.Scanner {
 		s.RuntimeRoots = append(s.RuntimeRoots, r.Root)
 	}
 	return s
+}
+
+// mounting returns the sandboxes that mount a volume, or will when they resume.
+func (n *Node) mounting(volume types.NamespacedName) (names []string) {
+	for _, u := range n.handles.All() {
+		if r := u.Row(); r != nil && r.Stage != journal.Ended && r.Plan.Ref.Namespace == volume.Namespace && r.Plan.Mounts(volume.Name) {
+			names = append(names, r.Plan.Ref.Name)
+		}
+	}
+	return names
 }
 
 // Audit lists resources of the instance without a sandbox in the journal, one line each.

@@ -84,6 +84,9 @@ func matrix() (all []crash) {
 		{op: buildTemplate, at: `templatebuild/status templatebuild/status:2 templatebuild/sandbox templatebuild/sandbox:3 templatebuild/checkpoint
 			templatebuild/checkpoint:3 checkpointobject/intended node/capture_copied checkpointobject/captured templatebuild/template`},
 		{op: buildTemplate, at: "templatebuild/sandbox", then: "templatebuild/checkpoint"},
+		{op: makeVolume, at: "volume/made volumeobject/status volume/uploaded"},
+		{op: mountVolume, at: "create/written row/making node/bundle node/start row/live create/routed"},
+		{op: dropVolume, at: "volume/unlinked volume/removed volumeobject/released"},
 		{op: takeSnapshot, at: "node/capture_held", then: "checkpoint/removed checkpoint/gone checkpointobject/finished"},
 		{op: takeSnapshot, at: "checkpoint/ready", then: "checkpointobject/finished"},
 		{op: cold, at: "node/start node/agent", then: "undo/start undo/network undo/address row/gone"},

@@ -89,3 +89,23 @@ func (in TemplateRevisionList) OpenAPIModelName() string {
 func (in TemplateRevisionSpec) OpenAPIModelName() string {
 	return "dev.barchan.v1alpha1.TemplateRevisionSpec"
 }
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in Volume) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.Volume"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VolumeList) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.VolumeList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VolumeSpec) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.VolumeSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VolumeStatus) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.VolumeStatus"
+}

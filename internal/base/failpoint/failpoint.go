@@ -33,6 +33,7 @@ var names = []string{
 	"checkpointobject/suspended", "checkpointobject/intended", "checkpointobject/captured", "checkpointobject/finished",
 	"checkpointobject/dropped", "checkpointobject/released",
 	"warmup/seeded", "warmup/checkpointed", "warmup/unseeded",
+	"volume/made", "volumeobject/status", "volume/uploaded", "volume/unlinked", "volume/removed", "volumeobject/released",
 	"templatebuild/status", "templatebuild/sandbox", "templatebuild/checkpoint", "templatebuild/template",
 
 	// The controller of sandboxes.

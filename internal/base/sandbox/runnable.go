@@ -27,8 +27,8 @@ const reserved = "/.barchan"
 //
 // Honoured: one container with image, command, args, env (values, and metadata.name,
 // metadata.namespace, metadata.uid, spec.nodeName and status.podIP by reference), workingDir, limits
-// and requests of CPU and memory, exec, httpGet and tcpSocket probes, emptyDir volumes and
-// volume claims with subPath and readOnly, runtimeClassName gvisor or runc, the user, group,
+// and requests of CPU and memory, exec, httpGet and tcpSocket probes, emptyDir volumes, Volumes
+// by persistentVolumeClaim, and volume claims with subPath and readOnly, runtimeClassName gvisor or runc, the user, group,
 // escalation, capabilities and read-only root of a security context, hostname, hostAliases,
 // dnsPolicy, dnsConfig, restartPolicy for the entrypoint, and imagePullPolicy.
 //
@@ -55,6 +55,12 @@ func CheckRunnable(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) 
 	errs = append(errs, checkVolumes(spec.Volumes, at.Child("volumes"))...)
 	if len(spec.Containers) == 0 {
 		return append(errs, field.Required(at.Child("containers"), "name one container"))
+	}
+	for i, m := range spec.Containers[0].VolumeMounts {
+		if _, shared := ClaimOf(spec, m.Name); shared && m.SubPath != "" {
+			// Its path could be replaced by a link while it is resolved.
+			errs = append(errs, unsupported(at.Child("containers").Index(0).Child("volumeMounts").Index(i).Child("subPath"), "mount all of a volume that other sandboxes write"))
+		}
 	}
 	return append(errs, checkContainer(&spec.Containers[0], at.Child("containers").Index(0))...)
 }
@@ -275,8 +281,13 @@ func checkVolumes(volumes []corev1.Volume, at *field.Path) (errs field.ErrorList
 		switch {
 		case v.HostPath != nil:
 			errs = append(errs, field.Forbidden(where.Child("hostPath"), "a sandbox never sees the machine's files"))
+		case v.PersistentVolumeClaim != nil:
+			at := where.Child("persistentVolumeClaim", "claimName")
+			for _, problem := range validation.IsDNS1123Label(v.PersistentVolumeClaim.ClaimName) {
+				errs = append(errs, field.Invalid(at, v.PersistentVolumeClaim.ClaimName, problem))
+			}
 		case v.EmptyDir == nil:
-			errs = append(errs, unsupported(where, "use emptyDir, or volumeClaimTemplates for what must last"))
+			errs = append(errs, unsupported(where, "use emptyDir, volumeClaimTemplates for what must last, or persistentVolumeClaim with the name of a Volume"))
 		case v.EmptyDir.Medium != corev1.StorageMediumDefault && v.EmptyDir.Medium != corev1.StorageMediumMemory:
 			errs = append(errs, field.NotSupported(where.Child("emptyDir", "medium"), v.EmptyDir.Medium, []corev1.StorageMedium{"", corev1.StorageMediumMemory}))
 		case v.EmptyDir.SizeLimit != nil && v.EmptyDir.Medium != corev1.StorageMediumMemory:

@@ -109,7 +109,7 @@ func root(a *app.App) *cobra.Command {
 		admin.UpCommand(a), admin.DownCommand(a), admin.StatusCommand(a), admin.EnvCommand(a),
 		sandboxes.RunCommand(a), sandboxes.ExecCommand(a), sandboxes.LsCommand(a), sandboxes.ShowCommand(a), sandboxes.LogsCommand(a), files.CpCommand(a),
 		sandboxes.KillCommand(a), sandboxes.PauseCommand(a), sandboxes.ResumeCommand(a), artifact.SnapshotCommand(a), sandboxes.ForkCommand(a), ports.PortCommand(a), ports.ListCommand(a),
-		build.Command(a), resources.KeyCommand(a), resources.ApplyCommand(a), resources.TemplateCommand(a), resources.PoolCommand(a), artifact.CheckpointCommand(a), artifact.ImageCommand(a), mcp.Command(a),
+		build.Command(a), resources.KeyCommand(a), resources.ApplyCommand(a), resources.TemplateCommand(a), resources.PoolCommand(a), artifact.CheckpointCommand(a), artifact.ImageCommand(a), artifact.VolumeCommand(a), mcp.Command(a),
 		admin.NetCommand(a), admin.PeersCommand(a), admin.DoctorCommand(a), admin.ConfigCommand(a), cluster.Command(a), versionCommand(a),
 	)
 	app.CheckArguments(root)

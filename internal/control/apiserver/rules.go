@@ -62,7 +62,7 @@ func rules() []rule {
 
 		{users: tenants, verbs: readAll, group: agents.GroupVersion.Group, resources: []string{"sandboxes"}},
 		{users: tenants, verbs: readAll, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates", "sandboxclaims"}},
-		{users: tenants, verbs: readAll, group: barchan.GroupVersion.Group, resources: []string{"checkpoints", "apikeys", "templatebuilds"}},
+		{users: tenants, verbs: readAll, group: barchan.GroupVersion.Group, resources: []string{"checkpoints", "apikeys", "templatebuilds", "volumes"}},
 		{users: tenants, verbs: read, group: extensions.GroupVersion.Group, resources: []string{"sandboxwarmpools", "sandboxwarmpools/scale"}},
 		{users: tenants, verbs: read, group: barchan.GroupVersion.Group, resources: []string{"templaterevisions"}},
 		{users: tenants, verbs: read, resources: []string{"pods", "pods/log", "events"}},

@@ -28,6 +28,8 @@ const (
 	indexUnfinished     = "barchan.unfinished"
 	indexWarm           = "barchan.warm"
 	indexPodOwner       = "barchan.podOwner"
+	indexVolumeID       = "barchan.volumeID"
+	indexMounts         = "barchan.mounts"
 )
 
 // index finds objects of one kind by a value. The first read by it makes it, so that a process has those that it reads.
@@ -65,6 +67,13 @@ func indexes() []index {
 		{indexTemplateOrigin, &extensions.SandboxTemplate{}, of(templateOrigin)},
 		{indexUnfinished, &barchan.Checkpoint{}, of(unfinished)},
 		{indexWarm, &barchan.Checkpoint{}, of(warmUpOf)},
+		{indexVolumeID, &barchan.Volume{}, of(func(v *barchan.Volume) string { return sandbox.VolumeIDOf(v.UID) })},
+		{indexMounts, box, func(o client.Object) []string {
+			if s, ok := o.(*agents.Sandbox); ok {
+				return sandbox.VolumesOf(s)
+			}
+			return nil
+		}},
 		{indexPodOwner, &corev1.Pod{}, of(func(p *corev1.Pod) string { return string(owner(p)) })},
 	}
 }

@@ -24,6 +24,7 @@ var (
 	templateResource   = schema.GroupResource{Group: extensions.GroupVersion.Group, Resource: "sandboxtemplates"}
 	buildResource      = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "templatebuilds"}
 	checkpointResource = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "checkpoints"}
+	volumeResource     = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "volumes"}
 	keyResource        = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "apikeys"}
 
 	updateSandboxes = kubeauth.Access{Verb: "update", Resource: sandboxResource}
@@ -66,6 +67,10 @@ var accessOf = map[string]kubeauth.Access{
 	"POST /v2/templates/{templateID}/builds/{buildID}":    {Verb: "update", Resource: buildResource},
 	"GET /templates/{templateID}/builds/{buildID}/status": {Verb: "get", Resource: buildResource},
 	"GET /templates/{templateID}/builds/{buildID}/logs":   {Verb: "get", Resource: buildResource},
+	"GET /volumes":                                        {Verb: "list", Resource: volumeResource},
+	"POST /volumes":                                       {Verb: "create", Resource: volumeResource},
+	"GET /volumes/{volumeID}":                             {Verb: "update", Resource: volumeResource}, // it returns the token of the files
+	"DELETE /volumes/{volumeID}":                          {Verb: "delete", Resource: volumeResource},
 	"GET /teams":                                          {Verb: "list", Resource: sandboxResource},
 	"GET /api-keys":                                       {Verb: "list", Resource: keyResource},
 	"POST /api-keys":                                      {Verb: "create", Resource: keyResource},

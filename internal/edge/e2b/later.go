@@ -11,7 +11,6 @@ var notYet = map[string][]string{
 	"publishing and unpublishing templates":      {"PATCH /templates/{id}", "PATCH /v2/templates/{id}"},
 
 	"template tags":     {"POST /templates/tags", "DELETE /templates/tags", "GET /templates/{id}/tags"},
-	"volumes":           {"/volumes", "/volumes/{rest...}", "/volumecontent/{rest...}"},
 	"secrets":           {"/secrets", "/secrets/{rest...}"},
 	"team metrics":      {"GET /teams/{id}/metrics", "GET /teams/{id}/metrics/max"},
 	"renaming API keys": {"PATCH /api-keys/{id}"},

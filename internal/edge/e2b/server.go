@@ -125,6 +125,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.serveUpload(out, r, upload)
 	case r.Method == http.MethodOptions:
 		out.WriteHeader(http.StatusNoContent)
+	case route != "" && strings.HasPrefix(r.URL.Path, contentPath):
+		s.serveContent(out, r)
 	case route == "":
 		s.noRoute(out, r)
 	default:

@@ -95,6 +95,30 @@ func (e SandboxState) Valid() bool {
 	}
 }
 
+// Defines values for VolumeEntryType.
+const (
+	VolumeEntryDirectory VolumeEntryType = "directory"
+	VolumeEntryFile      VolumeEntryType = "file"
+	VolumeEntrySymlink   VolumeEntryType = "symlink"
+	VolumeEntryUnknown   VolumeEntryType = "unknown"
+)
+
+// Valid indicates whether the value is a known member of the VolumeEntryType enum.
+func (e VolumeEntryType) Valid() bool {
+	switch e {
+	case VolumeEntryDirectory:
+		return true
+	case VolumeEntryFile:
+		return true
+	case VolumeEntrySymlink:
+		return true
+	case VolumeEntryUnknown:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ListSandboxesV2ParamsOrder.
 const (
 	OrderAsc  ListSandboxesV2ParamsOrder = "asc"
@@ -196,11 +220,12 @@ type ListedSandbox struct {
 	Metadata    *StringMap `json:"metadata,omitempty"`
 
 	// Name Ours. The name of its object, unique within the team.
-	Name       *string      `json:"name,omitempty"`
-	SandboxID  string       `json:"sandboxID"`
-	StartedAt  time.Time    `json:"startedAt"`
-	State      SandboxState `json:"state"`
-	TemplateID string       `json:"templateID"`
+	Name         *string        `json:"name,omitempty"`
+	SandboxID    string         `json:"sandboxID"`
+	StartedAt    time.Time      `json:"startedAt"`
+	State        SandboxState   `json:"state"`
+	TemplateID   string         `json:"templateID"`
+	VolumeMounts *[]VolumeMount `json:"volumeMounts,omitempty"`
 }
 
 // LogLevel defines model for LogLevel.
@@ -306,6 +331,15 @@ type NewTemplateBuild struct {
 	Tags []string `json:"tags,omitempty"`
 }
 
+// NewVolume defines model for NewVolume.
+type NewVolume struct {
+	// Capacity Ours. Bytes that its files may take. Default 10 GiB.
+	Capacity *int64 `json:"capacity,omitempty"`
+
+	// Name Letters, digits, dashes and underscores, at most 128; unique within the team.
+	Name string `json:"name"`
+}
+
 // RequestedTemplateBuild defines model for RequestedTemplateBuild.
 type RequestedTemplateBuild struct {
 	Aliases    []string `json:"aliases"`
@@ -350,12 +384,13 @@ type SandboxDetail struct {
 	Metadata *StringMap `json:"metadata,omitempty"`
 
 	// Name Ours. The name of its object, unique within the team.
-	Name       *string      `json:"name,omitempty"`
-	Network    *Network     `json:"network,omitempty"`
-	SandboxID  string       `json:"sandboxID"`
-	StartedAt  time.Time    `json:"startedAt"`
-	State      SandboxState `json:"state"`
-	TemplateID string       `json:"templateID"`
+	Name         *string        `json:"name,omitempty"`
+	Network      *Network       `json:"network,omitempty"`
+	SandboxID    string         `json:"sandboxID"`
+	StartedAt    time.Time      `json:"startedAt"`
+	State        SandboxState   `json:"state"`
+	TemplateID   string         `json:"templateID"`
+	VolumeMounts *[]VolumeMount `json:"volumeMounts,omitempty"`
 }
 
 // SandboxDetailLifecycleOnTimeout defines model for SandboxDetail.Lifecycle.OnTimeout.
@@ -532,6 +567,69 @@ type TemplateWithBuilds struct {
 	UpdatedAt     time.Time       `json:"updatedAt"`
 }
 
+// Volume defines model for Volume.
+type Volume struct {
+	// Capacity Ours. Bytes.
+	Capacity *int64 `json:"capacity,omitempty"`
+
+	// Files Ours. Files and directories, likewise.
+	Files *int64 `json:"files,omitempty"`
+	Name  string `json:"name"`
+
+	// Sandboxes Ours. Sandboxes that mount it, paused ones too.
+	Sandboxes *int32 `json:"sandboxes,omitempty"`
+
+	// Used Ours. Bytes of its files when they were last measured.
+	Used     *int64 `json:"used,omitempty"`
+	VolumeID string `json:"volumeID"`
+}
+
+// VolumeAndToken defines model for VolumeAndToken.
+type VolumeAndToken struct {
+	// Capacity Ours. Bytes.
+	Capacity *int64  `json:"capacity,omitempty"`
+	Domain   *string `json:"domain,omitempty"`
+
+	// Files Ours. Files and directories, likewise.
+	Files *int64 `json:"files,omitempty"`
+	Name  string `json:"name"`
+
+	// Sandboxes Ours. Sandboxes that mount it, paused ones too.
+	Sandboxes *int32 `json:"sandboxes,omitempty"`
+
+	// Token Gives access to the volume's files, as long as the volume exists.
+	Token string `json:"token"`
+
+	// Used Ours. Bytes of its files when they were last measured.
+	Used     *int64 `json:"used,omitempty"`
+	VolumeID string `json:"volumeID"`
+}
+
+// VolumeAttributes defines model for VolumeAttributes.
+type VolumeAttributes struct {
+	GID  *int64 `json:"gid,omitempty"`
+	Mode *int64 `json:"mode,omitempty"`
+	UID  *int64 `json:"uid,omitempty"`
+}
+
+// VolumeEntry defines model for VolumeEntry.
+type VolumeEntry struct {
+	Atime  time.Time       `json:"atime"`
+	Ctime  time.Time       `json:"ctime"`
+	GID    int64           `json:"gid"`
+	Mode   int64           `json:"mode"`
+	Mtime  time.Time       `json:"mtime"`
+	Name   string          `json:"name"`
+	Path   string          `json:"path"`
+	Size   int64           `json:"size"`
+	Target *string         `json:"target,omitempty"`
+	Type   VolumeEntryType `json:"type"`
+	UID    int64           `json:"uid"`
+}
+
+// VolumeEntryType defines model for VolumeEntry.Type.
+type VolumeEntryType string
+
 // VolumeMount defines model for VolumeMount.
 type VolumeMount struct {
 	Name string `json:"name"`
@@ -564,6 +662,12 @@ type TeamID = string
 
 // TemplateID defines model for TemplateID.
 type TemplateID = string
+
+// VolumeID defines model for VolumeID.
+type VolumeID = string
+
+// VolumePath defines model for VolumePath.
+type VolumePath = string
 
 // CreateAPIKeyJSONBody defines parameters for CreateAPIKey.
 type CreateAPIKeyJSONBody struct {
@@ -746,6 +850,71 @@ type ListTemplatesV2Params struct {
 	NextToken *NextToken `form:"nextToken,omitempty" json:"nextToken,omitempty"`
 }
 
+// ListVolumeDirParams defines parameters for ListVolumeDir.
+type ListVolumeDirParams struct {
+	// Depth How many directories deep, from 1 to 10. Default 1.
+	Depth *int32 `form:"depth,omitempty" json:"depth,omitempty"`
+
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// MakeVolumeDirParams defines parameters for MakeVolumeDir.
+type MakeVolumeDirParams struct {
+	// UID Default 1000, as the group.
+	UID *int64 `form:"uid,omitempty" json:"uid,omitempty"`
+	GID *int64 `form:"gid,omitempty" json:"gid,omitempty"`
+
+	// Mode Permission bits. Default 0777, of a file 0666.
+	Mode *int64 `form:"mode,omitempty" json:"mode,omitempty"`
+
+	// Force Make directories above it too, and take one that exists for made. A file is replaced.
+	Force *bool `form:"force,omitempty" json:"force,omitempty"`
+
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// ReadVolumeFileParams defines parameters for ReadVolumeFile.
+type ReadVolumeFileParams struct {
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// WriteVolumeFileParams defines parameters for WriteVolumeFile.
+type WriteVolumeFileParams struct {
+	// UID Default 1000, as the group.
+	UID *int64 `form:"uid,omitempty" json:"uid,omitempty"`
+	GID *int64 `form:"gid,omitempty" json:"gid,omitempty"`
+
+	// Mode Permission bits. Default 0777, of a file 0666.
+	Mode *int64 `form:"mode,omitempty" json:"mode,omitempty"`
+
+	// Force Make directories above it too, and take one that exists for made. A file is replaced.
+	Force *bool `form:"force,omitempty" json:"force,omitempty"`
+
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// DeleteVolumePathParams defines parameters for DeleteVolumePath.
+type DeleteVolumePathParams struct {
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// GetVolumePathParams defines parameters for GetVolumePath.
+type GetVolumePathParams struct {
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// SetVolumePathParams defines parameters for SetVolumePath.
+type SetVolumePathParams struct {
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
 // CreateAPIKeyJSONRequestBody defines body for CreateAPIKey for application/json ContentType.
 type CreateAPIKeyJSONRequestBody CreateAPIKeyJSONBody
 
@@ -790,6 +959,12 @@ type StartTemplateBuildJSONRequestBody = TemplateBuildStart
 
 // RequestTemplateBuildJSONRequestBody defines body for RequestTemplateBuild for application/json ContentType.
 type RequestTemplateBuildJSONRequestBody = NewTemplateBuild
+
+// SetVolumePathJSONRequestBody defines body for SetVolumePath for application/json ContentType.
+type SetVolumePathJSONRequestBody = VolumeAttributes
+
+// CreateVolumeJSONRequestBody defines body for CreateVolume for application/json ContentType.
+type CreateVolumeJSONRequestBody = NewVolume
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
@@ -898,6 +1073,39 @@ type ServerInterface interface {
 
 	// (POST /v3/templates)
 	RequestTemplateBuild(w http.ResponseWriter, r *http.Request)
+
+	// (GET /volumecontent/{volumeID}/dir)
+	ListVolumeDir(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params ListVolumeDirParams)
+
+	// (POST /volumecontent/{volumeID}/dir)
+	MakeVolumeDir(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params MakeVolumeDirParams)
+
+	// (GET /volumecontent/{volumeID}/file)
+	ReadVolumeFile(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params ReadVolumeFileParams)
+
+	// (PUT /volumecontent/{volumeID}/file)
+	WriteVolumeFile(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params WriteVolumeFileParams)
+
+	// (DELETE /volumecontent/{volumeID}/path)
+	DeleteVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params DeleteVolumePathParams)
+
+	// (GET /volumecontent/{volumeID}/path)
+	GetVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params GetVolumePathParams)
+
+	// (PATCH /volumecontent/{volumeID}/path)
+	SetVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params SetVolumePathParams)
+
+	// (GET /volumes)
+	ListVolumes(w http.ResponseWriter, r *http.Request)
+
+	// (POST /volumes)
+	CreateVolume(w http.ResponseWriter, r *http.Request)
+
+	// (DELETE /volumes/{volumeID})
+	DeleteVolume(w http.ResponseWriter, r *http.Request, volumeID VolumeID)
+
+	// (GET /volumes/{volumeID})
+	GetVolume(w http.ResponseWriter, r *http.Request, volumeID VolumeID)
 }
 
 // ServerInterfaceWrapper converts contexts to parameters.
@@ -2316,6 +2524,497 @@ func (siw *ServerInterfaceWrapper) RequestTemplateBuild(w http.ResponseWriter, r
 	handler.ServeHTTP(w, r)
 }
 
+// ListVolumeDir operation middleware
+func (siw *ServerInterfaceWrapper) ListVolumeDir(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListVolumeDirParams
+
+	// ------------- Optional query parameter "depth" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "depth", r.URL.Query(), &params.Depth, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "depth"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "depth", Err: err})
+		}
+		return
+	}
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ListVolumeDir(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// MakeVolumeDir operation middleware
+func (siw *ServerInterfaceWrapper) MakeVolumeDir(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params MakeVolumeDirParams
+
+	// ------------- Optional query parameter "uid" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "uid", r.URL.Query(), &params.UID, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "uid"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "uid", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "gid" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "gid", r.URL.Query(), &params.GID, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "gid"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "gid", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "mode" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "mode", r.URL.Query(), &params.Mode, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "mode"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "mode", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "force" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "force", r.URL.Query(), &params.Force, runtime.BindQueryParameterOptions{Type: "boolean", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "force"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "force", Err: err})
+		}
+		return
+	}
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.MakeVolumeDir(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// ReadVolumeFile operation middleware
+func (siw *ServerInterfaceWrapper) ReadVolumeFile(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ReadVolumeFileParams
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ReadVolumeFile(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// WriteVolumeFile operation middleware
+func (siw *ServerInterfaceWrapper) WriteVolumeFile(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params WriteVolumeFileParams
+
+	// ------------- Optional query parameter "uid" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "uid", r.URL.Query(), &params.UID, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "uid"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "uid", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "gid" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "gid", r.URL.Query(), &params.GID, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "gid"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "gid", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "mode" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "mode", r.URL.Query(), &params.Mode, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "mode"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "mode", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "force" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "force", r.URL.Query(), &params.Force, runtime.BindQueryParameterOptions{Type: "boolean", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "force"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "force", Err: err})
+		}
+		return
+	}
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.WriteVolumeFile(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// DeleteVolumePath operation middleware
+func (siw *ServerInterfaceWrapper) DeleteVolumePath(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params DeleteVolumePathParams
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.DeleteVolumePath(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// GetVolumePath operation middleware
+func (siw *ServerInterfaceWrapper) GetVolumePath(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetVolumePathParams
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.GetVolumePath(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// SetVolumePath operation middleware
+func (siw *ServerInterfaceWrapper) SetVolumePath(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params SetVolumePathParams
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.SetVolumePath(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// ListVolumes operation middleware
+func (siw *ServerInterfaceWrapper) ListVolumes(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ListVolumes(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// CreateVolume operation middleware
+func (siw *ServerInterfaceWrapper) CreateVolume(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.CreateVolume(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// DeleteVolume operation middleware
+func (siw *ServerInterfaceWrapper) DeleteVolume(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.DeleteVolume(w, r, volumeID)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// GetVolume operation middleware
+func (siw *ServerInterfaceWrapper) GetVolume(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.GetVolume(w, r, volumeID)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
 type UnescapedCookieParamError struct {
 	ParamName string
 	Err       error
@@ -2471,6 +3170,17 @@ func HandlerWithOptions(si ServerInterface, options StdHTTPServerOptions) http.H
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/api-keys", wrapper.ListAPIKeys)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/api-keys", wrapper.CreateAPIKey)
 	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/api-keys/{apiKeyID}", wrapper.DeleteAPIKey)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/volumes", wrapper.ListVolumes)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/volumes", wrapper.CreateVolume)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/volumes/{volumeID}", wrapper.DeleteVolume)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/volumes/{volumeID}", wrapper.GetVolume)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/volumecontent/{volumeID}/path", wrapper.DeleteVolumePath)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/volumecontent/{volumeID}/path", wrapper.GetVolumePath)
+	m.HandleFunc(http.MethodPatch+" "+options.BaseURL+"/volumecontent/{volumeID}/path", wrapper.SetVolumePath)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/volumecontent/{volumeID}/dir", wrapper.ListVolumeDir)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/volumecontent/{volumeID}/dir", wrapper.MakeVolumeDir)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/volumecontent/{volumeID}/file", wrapper.ReadVolumeFile)
+	m.HandleFunc(http.MethodPut+" "+options.BaseURL+"/volumecontent/{volumeID}/file", wrapper.WriteVolumeFile)
 
 	return m
 }
@@ -3851,6 +4561,437 @@ func (response RequestTemplateBuilddefaultJSONResponse) VisitRequestTemplateBuil
 	return err
 }
 
+type ListVolumeDirRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   ListVolumeDirParams
+}
+
+type ListVolumeDirResponseObject interface {
+	VisitListVolumeDirResponse(w http.ResponseWriter) error
+}
+
+type ListVolumeDir200JSONResponse []VolumeEntry
+
+func (response ListVolumeDir200JSONResponse) VisitListVolumeDirResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListVolumeDirdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ListVolumeDirdefaultJSONResponse) VisitListVolumeDirResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type MakeVolumeDirRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   MakeVolumeDirParams
+}
+
+type MakeVolumeDirResponseObject interface {
+	VisitMakeVolumeDirResponse(w http.ResponseWriter) error
+}
+
+type MakeVolumeDir201JSONResponse VolumeEntry
+
+func (response MakeVolumeDir201JSONResponse) VisitMakeVolumeDirResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type MakeVolumeDirdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response MakeVolumeDirdefaultJSONResponse) VisitMakeVolumeDirResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ReadVolumeFileRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   ReadVolumeFileParams
+}
+
+type ReadVolumeFileResponseObject interface {
+	VisitReadVolumeFileResponse(w http.ResponseWriter) error
+}
+
+type ReadVolumeFile200ApplicationOctetStreamResponse struct {
+	Body          io.Reader
+	ContentLength int64
+}
+
+func (response ReadVolumeFile200ApplicationOctetStreamResponse) VisitReadVolumeFileResponse(w http.ResponseWriter) error {
+
+	w.Header().Set("Content-Type", "application/octet-stream")
+	if response.ContentLength != 0 {
+		w.Header().Set("Content-Length", fmt.Sprint(response.ContentLength))
+	}
+	w.WriteHeader(200)
+
+	if closer, ok := response.Body.(io.ReadCloser); ok {
+		defer closer.Close()
+	}
+	_, err := io.Copy(w, response.Body)
+	return err
+}
+
+type ReadVolumeFiledefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ReadVolumeFiledefaultJSONResponse) VisitReadVolumeFileResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type WriteVolumeFileRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   WriteVolumeFileParams
+	Body     io.Reader
+}
+
+type WriteVolumeFileResponseObject interface {
+	VisitWriteVolumeFileResponse(w http.ResponseWriter) error
+}
+
+type WriteVolumeFile201JSONResponse VolumeEntry
+
+func (response WriteVolumeFile201JSONResponse) VisitWriteVolumeFileResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type WriteVolumeFiledefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response WriteVolumeFiledefaultJSONResponse) VisitWriteVolumeFileResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteVolumePathRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   DeleteVolumePathParams
+}
+
+type DeleteVolumePathResponseObject interface {
+	VisitDeleteVolumePathResponse(w http.ResponseWriter) error
+}
+
+type DeleteVolumePath204Response struct {
+}
+
+func (response DeleteVolumePath204Response) VisitDeleteVolumePathResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteVolumePathdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response DeleteVolumePathdefaultJSONResponse) VisitDeleteVolumePathResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumePathRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   GetVolumePathParams
+}
+
+type GetVolumePathResponseObject interface {
+	VisitGetVolumePathResponse(w http.ResponseWriter) error
+}
+
+type GetVolumePath200JSONResponse VolumeEntry
+
+func (response GetVolumePath200JSONResponse) VisitGetVolumePathResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumePathdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response GetVolumePathdefaultJSONResponse) VisitGetVolumePathResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type SetVolumePathRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   SetVolumePathParams
+	Body     *SetVolumePathJSONRequestBody
+}
+
+type SetVolumePathResponseObject interface {
+	VisitSetVolumePathResponse(w http.ResponseWriter) error
+}
+
+type SetVolumePath200JSONResponse VolumeEntry
+
+func (response SetVolumePath200JSONResponse) VisitSetVolumePathResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type SetVolumePathdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response SetVolumePathdefaultJSONResponse) VisitSetVolumePathResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListVolumesRequestObject struct {
+}
+
+type ListVolumesResponseObject interface {
+	VisitListVolumesResponse(w http.ResponseWriter) error
+}
+
+type ListVolumes200JSONResponse []Volume
+
+func (response ListVolumes200JSONResponse) VisitListVolumesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListVolumesdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ListVolumesdefaultJSONResponse) VisitListVolumesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateVolumeRequestObject struct {
+	Body *CreateVolumeJSONRequestBody
+}
+
+type CreateVolumeResponseObject interface {
+	VisitCreateVolumeResponse(w http.ResponseWriter) error
+}
+
+type CreateVolume201JSONResponse VolumeAndToken
+
+func (response CreateVolume201JSONResponse) VisitCreateVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateVolumedefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response CreateVolumedefaultJSONResponse) VisitCreateVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteVolumeRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+}
+
+type DeleteVolumeResponseObject interface {
+	VisitDeleteVolumeResponse(w http.ResponseWriter) error
+}
+
+type DeleteVolume204Response struct {
+}
+
+func (response DeleteVolume204Response) VisitDeleteVolumeResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteVolumedefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response DeleteVolumedefaultJSONResponse) VisitDeleteVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumeRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+}
+
+type GetVolumeResponseObject interface {
+	VisitGetVolumeResponse(w http.ResponseWriter) error
+}
+
+type GetVolume200JSONResponse VolumeAndToken
+
+func (response GetVolume200JSONResponse) VisitGetVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumedefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response GetVolumedefaultJSONResponse) VisitGetVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 // StrictServerInterface represents all server handlers.
 type StrictServerInterface interface {
 
@@ -3958,6 +5099,39 @@ type StrictServerInterface interface {
 
 	// (POST /v3/templates)
 	RequestTemplateBuild(ctx context.Context, request RequestTemplateBuildRequestObject) (RequestTemplateBuildResponseObject, error)
+
+	// (GET /volumecontent/{volumeID}/dir)
+	ListVolumeDir(ctx context.Context, request ListVolumeDirRequestObject) (ListVolumeDirResponseObject, error)
+
+	// (POST /volumecontent/{volumeID}/dir)
+	MakeVolumeDir(ctx context.Context, request MakeVolumeDirRequestObject) (MakeVolumeDirResponseObject, error)
+
+	// (GET /volumecontent/{volumeID}/file)
+	ReadVolumeFile(ctx context.Context, request ReadVolumeFileRequestObject) (ReadVolumeFileResponseObject, error)
+
+	// (PUT /volumecontent/{volumeID}/file)
+	WriteVolumeFile(ctx context.Context, request WriteVolumeFileRequestObject) (WriteVolumeFileResponseObject, error)
+
+	// (DELETE /volumecontent/{volumeID}/path)
+	DeleteVolumePath(ctx context.Context, request DeleteVolumePathRequestObject) (DeleteVolumePathResponseObject, error)
+
+	// (GET /volumecontent/{volumeID}/path)
+	GetVolumePath(ctx context.Context, request GetVolumePathRequestObject) (GetVolumePathResponseObject, error)
+
+	// (PATCH /volumecontent/{volumeID}/path)
+	SetVolumePath(ctx context.Context, request SetVolumePathRequestObject) (SetVolumePathResponseObject, error)
+
+	// (GET /volumes)
+	ListVolumes(ctx context.Context, request ListVolumesRequestObject) (ListVolumesResponseObject, error)
+
+	// (POST /volumes)
+	CreateVolume(ctx context.Context, request CreateVolumeRequestObject) (CreateVolumeResponseObject, error)
+
+	// (DELETE /volumes/{volumeID})
+	DeleteVolume(ctx context.Context, request DeleteVolumeRequestObject) (DeleteVolumeResponseObject, error)
+
+	// (GET /volumes/{volumeID})
+	GetVolume(ctx context.Context, request GetVolumeRequestObject) (GetVolumeResponseObject, error)
 }
 
 type StrictHandlerFunc func(ctx context.Context, w http.ResponseWriter, r *http.Request, request any) (any, error)
@@ -5026,6 +6200,311 @@ func (sh *strictHandler) RequestTemplateBuild(w http.ResponseWriter, r *http.Req
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(RequestTemplateBuildResponseObject); ok {
 		if err := validResponse.VisitRequestTemplateBuildResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListVolumeDir operation middleware
+func (sh *strictHandler) ListVolumeDir(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params ListVolumeDirParams) {
+	var request ListVolumeDirRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ListVolumeDir(ctx, request.(ListVolumeDirRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListVolumeDir")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ListVolumeDirResponseObject); ok {
+		if err := validResponse.VisitListVolumeDirResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// MakeVolumeDir operation middleware
+func (sh *strictHandler) MakeVolumeDir(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params MakeVolumeDirParams) {
+	var request MakeVolumeDirRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.MakeVolumeDir(ctx, request.(MakeVolumeDirRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "MakeVolumeDir")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(MakeVolumeDirResponseObject); ok {
+		if err := validResponse.VisitMakeVolumeDirResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ReadVolumeFile operation middleware
+func (sh *strictHandler) ReadVolumeFile(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params ReadVolumeFileParams) {
+	var request ReadVolumeFileRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ReadVolumeFile(ctx, request.(ReadVolumeFileRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ReadVolumeFile")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ReadVolumeFileResponseObject); ok {
+		if err := validResponse.VisitReadVolumeFileResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// WriteVolumeFile operation middleware
+func (sh *strictHandler) WriteVolumeFile(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params WriteVolumeFileParams) {
+	var request WriteVolumeFileRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	request.Body = r.Body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.WriteVolumeFile(ctx, request.(WriteVolumeFileRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "WriteVolumeFile")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(WriteVolumeFileResponseObject); ok {
+		if err := validResponse.VisitWriteVolumeFileResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteVolumePath operation middleware
+func (sh *strictHandler) DeleteVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params DeleteVolumePathParams) {
+	var request DeleteVolumePathRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteVolumePath(ctx, request.(DeleteVolumePathRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteVolumePath")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(DeleteVolumePathResponseObject); ok {
+		if err := validResponse.VisitDeleteVolumePathResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetVolumePath operation middleware
+func (sh *strictHandler) GetVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params GetVolumePathParams) {
+	var request GetVolumePathRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.GetVolumePath(ctx, request.(GetVolumePathRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetVolumePath")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(GetVolumePathResponseObject); ok {
+		if err := validResponse.VisitGetVolumePathResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// SetVolumePath operation middleware
+func (sh *strictHandler) SetVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params SetVolumePathParams) {
+	var request SetVolumePathRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	var body SetVolumePathJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.SetVolumePath(ctx, request.(SetVolumePathRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "SetVolumePath")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(SetVolumePathResponseObject); ok {
+		if err := validResponse.VisitSetVolumePathResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListVolumes operation middleware
+func (sh *strictHandler) ListVolumes(w http.ResponseWriter, r *http.Request) {
+	var request ListVolumesRequestObject
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ListVolumes(ctx, request.(ListVolumesRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListVolumes")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ListVolumesResponseObject); ok {
+		if err := validResponse.VisitListVolumesResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateVolume operation middleware
+func (sh *strictHandler) CreateVolume(w http.ResponseWriter, r *http.Request) {
+	var request CreateVolumeRequestObject
+
+	var body CreateVolumeJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateVolume(ctx, request.(CreateVolumeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateVolume")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(CreateVolumeResponseObject); ok {
+		if err := validResponse.VisitCreateVolumeResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteVolume operation middleware
+func (sh *strictHandler) DeleteVolume(w http.ResponseWriter, r *http.Request, volumeID VolumeID) {
+	var request DeleteVolumeRequestObject
+
+	request.VolumeID = volumeID
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteVolume(ctx, request.(DeleteVolumeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteVolume")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(DeleteVolumeResponseObject); ok {
+		if err := validResponse.VisitDeleteVolumeResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetVolume operation middleware
+func (sh *strictHandler) GetVolume(w http.ResponseWriter, r *http.Request, volumeID VolumeID) {
+	var request GetVolumeRequestObject
+
+	request.VolumeID = volumeID
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.GetVolume(ctx, request.(GetVolumeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetVolume")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(GetVolumeResponseObject); ok {
+		if err := validResponse.VisitGetVolumeResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {

@@ -9,6 +9,8 @@ import (
 	"path"
 	"path/filepath"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/oci"
@@ -72,6 +74,8 @@ func (w *Operation) mounts() (mounts []oci.Mount, err error) {
 	for _, v := range w.Row.Plan.Volumes {
 		m := oci.Mount{Target: v.Target, ReadOnly: v.ReadOnly, SizeLimit: v.SizeLimit}
 		switch {
+		case v.Volume != "":
+			m.Source, err = w.host.cfg.Volumes.Source(types.NamespacedName{Namespace: w.Row.Plan.Ref.Namespace, Name: v.Volume})
 		case v.Claim != "":
 			m.Source, err = volumeDir(filepath.Join(w.host.ClaimsDir(w.ID()), v.Claim), v.SubPath)
 		case v.Scratch != "":

@@ -28,6 +28,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/programs"
+	"github.com/barchan-dev/barchan/internal/node/volumes"
 )
 
 // HostConfig configures a Host. Only Subnet6, Credentials and AgentToken are optional.
@@ -44,6 +45,7 @@ type HostConfig struct {
 	Allocator   *ipam.Allocator
 	Runtimes    *programs.Runtimes
 	Checkpoints *checkpoint.Store
+	Volumes     *volumes.Store
 
 	// AgentToken is the access token of a sandbox's agent; nil means none.
 	AgentToken func(sandbox.ID) string

@@ -26,6 +26,16 @@ func (v Volume) DataPath() string {
 	}
 }
 
+// Mounts reports whether the sandbox mounts a volume of its namespace.
+func (p *Plan) Mounts(volume string) bool {
+	return slices.ContainsFunc(p.Volumes, func(v Volume) bool { return v.Volume == volume })
+}
+
+// own leaves out the volumes that are not the sandbox's own, of which a checkpoint has no data.
+func own(all []Volume) []Volume {
+	return slices.DeleteFunc(slices.Clone(all), func(v Volume) bool { return v.Volume != "" })
+}
+
 func volumesFit(is, must []Volume, field string) error {
 	for i := range max(len(is), len(must)) {
 		at := fmt.Sprintf("%s[%d]", field, i)
@@ -45,6 +55,8 @@ func volumesFit(is, must []Volume, field string) error {
 func (v Volume) String() string {
 	what := "memory"
 	switch {
+	case v.Volume != "":
+		what = "volume " + v.Volume
 	case v.Claim != "":
 		what = "claim " + v.Claim
 	case v.Scratch != "":
@@ -64,7 +76,9 @@ func (v Volume) String() string {
 
 // Volume is one mount of a template.
 type Volume struct {
-	// Claim or Scratch names a directory of the sandbox; neither means memory.
+	// Volume names one of the namespace, which is not the sandbox's own. Claim or Scratch names a directory of the sandbox. None
+	// of them means memory.
+	Volume    string `json:"volume,omitempty"`
 	Claim     string `json:"claim,omitempty"`
 	Scratch   string `json:"scratch,omitempty"`
 	SubPath   string `json:"subPath,omitempty"`
@@ -79,11 +93,14 @@ func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []V
 		isClaim := func(t agents.PersistentVolumeClaimTemplate) bool { return t.Name == m.Name }
 		isVolume := func(t corev1.Volume) bool { return t.Name == m.Name }
 		if j := slices.IndexFunc(s.Spec.PodTemplate.Spec.Volumes, isVolume); j >= 0 {
-			source := s.Spec.PodTemplate.Spec.Volumes[j].EmptyDir
-			if source.Medium != corev1.StorageMediumMemory {
+			switch source := s.Spec.PodTemplate.Spec.Volumes[j]; {
+			case source.PersistentVolumeClaim != nil:
+				v.Volume = source.PersistentVolumeClaim.ClaimName
+				v.ReadOnly = v.ReadOnly || source.PersistentVolumeClaim.ReadOnly
+			case source.EmptyDir.Medium != corev1.StorageMediumMemory:
 				v.Scratch = m.Name
-			} else if source.SizeLimit != nil {
-				v.SizeLimit = source.SizeLimit.Value()
+			case source.EmptyDir.SizeLimit != nil:
+				v.SizeLimit = source.EmptyDir.SizeLimit.Value()
 			}
 		} else if slices.ContainsFunc(s.Spec.VolumeClaimTemplates, isClaim) {
 			v.Claim = m.Name

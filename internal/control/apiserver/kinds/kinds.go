@@ -21,7 +21,7 @@ func All() []*Resource {
 
 // own returns Barchan's kinds and those of agent-sandbox.
 func own() []*Resource {
-	return []*Resource{sandboxKind(), templateKind(), warmPoolKind(), claimKind(), checkpointKind(), apiKeyKind(), templateRevisionKind(), templateBuildKind()}
+	return []*Resource{sandboxKind(), templateKind(), warmPoolKind(), claimKind(), checkpointKind(), apiKeyKind(), templateRevisionKind(), templateBuildKind(), volumeKind()}
 }
 
 func sandboxKind() *Resource {
@@ -178,6 +178,25 @@ func templateBuildKind() *Resource {
 			text("Phase", func(b *barchan.TemplateBuild) string { return string(b.Status.Phase) }),
 			positive("Step", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.Step) }),
 			wide(positive("Cached", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.CachedSteps) })),
+			ageColumn(),
+		},
+	}
+}
+
+func volumeKind() *Resource {
+	return &Resource{
+		GV: barchan.GroupVersion, Plural: "volumes", Kind: "Volume", ShortNames: []string{"bvol"},
+		Object: &barchan.Volume{}, List: &barchan.VolumeList{},
+		Namespaced: true, Status: true, Generation: true,
+		Defaults: on(barchan.SetVolumeDefaults),
+		Validate: checkedChange(barchan.ValidateVolume),
+		columns: []column{
+			text("ID", func(v *barchan.Volume) string { return v.Status.VolumeID }),
+			text("Phase", func(v *barchan.Volume) string { return string(v.Status.Phase) }),
+			text("Capacity", func(v *barchan.Volume) string { return size(v.Status.Capacity) }),
+			text("Used", func(v *barchan.Volume) string { return size(v.Status.Used) }),
+			positive("Sandboxes", func(v *barchan.Volume) int64 { return int64(v.Status.Sandboxes) }),
+			wide(text("Reason", func(v *barchan.Volume) string { return ready(v.Status.Conditions).Reason })),
 			ageColumn(),
 		},
 	}

@@ -59,6 +59,8 @@ type Sandbox struct {
 	Network    *agents.EgressPolicy
 	OnTimeout  agents.TimeoutAction
 	AutoResume bool
+	// VolumeMounts name the objects of volumes.
+	VolumeMounts []sandbox.VolumeMount
 }
 
 // View returns what a sandbox's tenant sees.
@@ -75,6 +77,7 @@ func (st *Store) View(s *agents.Sandbox) Sandbox {
 		Size:          st.Templates.SizeOf(&s.Spec.PodTemplate.Spec),
 		PublicTraffic: true,
 		OnTimeout:     agents.TimeoutShutdown,
+		VolumeMounts:  sandbox.VolumeMounts(&s.Spec.PodTemplate.Spec),
 	}
 	if v.Phase == sandbox.Paused || v.Phase == sandbox.Pausing {
 		v.State = StatePaused
