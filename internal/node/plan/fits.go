@@ -14,7 +14,10 @@ func (p *Plan) Fits(was *Plan, memory bool) error {
 	differ := func(field string, is, must any) error {
 		return fmt.Errorf("%s: %v differs from the checkpoint's, %v: %w", field, is, must, errs.ErrInvalid)
 	}
-	if err := volumesFit(p.Volumes, was.Volumes, main+".volumeMounts"); err != nil || !memory {
+	if !memory {
+		return volumesFit(Lasting(p.Volumes), Lasting(was.Volumes), main+".volumeMounts")
+	}
+	if err := volumesFit(p.Volumes, was.Volumes, main+".volumeMounts"); err != nil {
 		return err
 	}
 	a, b := &p.Security, &was.Security
