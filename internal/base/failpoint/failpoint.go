@@ -33,7 +33,7 @@ var names = []string{
 	"checkpointobject/suspended", "checkpointobject/intended", "checkpointobject/captured", "checkpointobject/finished",
 	"checkpointobject/dropped", "checkpointobject/released",
 	"warmup/seeded", "warmup/checkpointed", "warmup/unseeded",
-	"templatebuild/status", "templatebuild/sandbox", "templatebuild/checkpoint", "templatebuild/template",
+	"templatebuild/status", "templatebuild/sandbox", "templatebuild/packed", "templatebuild/checkpoint", "templatebuild/template",
 
 	// The controller of sandboxes.
 	"sandbox/seen", "sandbox/driven", "sandbox/status", "sandbox/removed", "sandbox/released",

@@ -81,7 +81,7 @@ func Lasting(all []Volume) []Volume {
 }
 
 func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []Volume, err error) {
-	transient := strings.Split(s.Annotations[agents.AnnotationTransientVolumes], ",")
+	transient := strings.Split(s.Spec.PodTemplate.ObjectMeta.Annotations[agents.AnnotationTransientVolumes], ",")
 	for i, m := range c.VolumeMounts {
 		v := Volume{SubPath: m.SubPath, Target: path.Clean(m.MountPath), ReadOnly: m.ReadOnly}
 		isClaim := func(t agents.PersistentVolumeClaimTemplate) bool { return t.Name == m.Name }
