@@ -153,6 +153,7 @@ func TestTemplateBuilds(t *testing.T) {
 		}
 		t.Log(out)
 	})
+	t.Run("a Dockerfile with stages", func(t *testing.T) { s.in(t).stages(t) })
 	t.Run("deleted while it runs", func(t *testing.T) {
 		s := s.in(t)
 		s.apply(fmt.Sprintf(buildManifest, "seven", "never", image, `{type: Run, args: ["sleep 600"]}`, "", ""))
