@@ -189,10 +189,37 @@ func validatePaths(paths []string, at *field.Path) (errs field.ErrorList) {
 }
 
 func validateMount(m *BuildMount, stages []string, at *field.Path) (errs field.ErrorList) {
-	if !slices.Contains([]BuildMountType{MountCache, MountBind, MountTmpfs, MountSecret}, m.Type) {
-		return field.ErrorList{field.NotSupported(at.Child("type"), m.Type, []BuildMountType{MountCache, MountBind, MountTmpfs, MountSecret})}
+	all := []BuildMountType{MountCache, MountBind, MountTmpfs, MountSecret}
+	if !slices.Contains(all, m.Type) {
+		return field.ErrorList{field.NotSupported(at.Child("type"), m.Type, all)}
 	}
-	// own says which types have a field.
+	errs = append(validateMountFields(m, at), validateMountForms(m, at)...)
+	switch target := at.Child("target"); {
+	case m.Target == "" && m.Type != MountSecret:
+		errs = append(errs, field.Required(target, ""))
+	case m.Target != "" && (!path.IsAbs(m.Target) || path.Clean(m.Target) == "/"):
+		errs = append(errs, field.Invalid(target, m.Target, "must be an absolute path below the root"))
+	case m.Target != "" && m.Env != "":
+		errs = append(errs, field.Forbidden(target, "is of a Secret that is a file"))
+	}
+	switch {
+	case m.Type == MountBind && m.Stage != "":
+		errs = append(errs, validateStage(m.Stage, stages, at.Child("stage"))...)
+		if m.FilesHash != "" {
+			errs = append(errs, field.Forbidden(at.Child("filesHash"), "is of a Bind without a stage"))
+		}
+	case m.Type == MountBind && m.FilesHash == "":
+		errs = append(errs, field.Required(at.Child("filesHash"), "or stage"))
+	case m.Type == MountSecret && !ValidSecretID(m.ID):
+		errs = append(errs, field.Invalid(at.Child("id"), m.ID, "must be letters, digits, dashes, dots and underscores, and not begin with a dash or a dot"))
+	case len(m.ID) > maxMountID:
+		errs = append(errs, field.TooLong(at.Child("id"), "", maxMountID))
+	}
+	return errs
+}
+
+// validateMountFields refuses fields of other types of mounts.
+func validateMountFields(m *BuildMount, at *field.Path) (errs field.ErrorList) {
 	own := func(name string, set bool, types ...BuildMountType) {
 		if set && !slices.Contains(types, m.Type) {
 			errs = append(errs, field.Forbidden(at.Child(name), fmt.Sprintf("is of no %s", m.Type)))
@@ -208,6 +235,11 @@ func validateMount(m *BuildMount, stages []string, at *field.Path) (errs field.E
 	own("sizeBytes", m.SizeBytes != 0, MountTmpfs)
 	own("env", m.Env != "", MountSecret)
 	own("required", m.Required, MountSecret)
+	return errs
+}
+
+// validateMountForms refuses values of another form.
+func validateMountForms(m *BuildMount, at *field.Path) (errs field.ErrorList) {
 	form := func(name, value string, pattern *regexp.Regexp, message string) {
 		if value != "" && !pattern.MatchString(value) {
 			errs = append(errs, field.Invalid(at.Child(name), value, message))
@@ -223,29 +255,12 @@ func validateMount(m *BuildMount, stages []string, at *field.Path) (errs field.E
 	if m.SizeBytes < 0 {
 		errs = append(errs, field.Invalid(at.Child("sizeBytes"), m.SizeBytes, "must be 0 or more"))
 	}
-	for name, value := range map[string]string{"target": m.Target, "source": m.Source} {
+	path := func(name, value string) {
 		if len(value) > maxPath || strings.ContainsRune(value, 0) {
 			errs = append(errs, field.Invalid(at.Child(name), "(not shown)", fmt.Sprintf("must be at most %d characters, without NUL", maxPath)))
 		}
 	}
-	switch target := at.Child("target"); {
-	case m.Target == "" && m.Type != MountSecret:
-		errs = append(errs, field.Required(target, ""))
-	case m.Target != "" && (!path.IsAbs(m.Target) || path.Clean(m.Target) == "/"):
-		errs = append(errs, field.Invalid(target, m.Target, "must be an absolute path below the root"))
-	}
-	switch {
-	case m.Type == MountBind && m.Stage != "":
-		errs = append(errs, validateStage(m.Stage, stages, at.Child("stage"))...)
-		if m.FilesHash != "" {
-			errs = append(errs, field.Forbidden(at.Child("filesHash"), "is of a Bind without a stage"))
-		}
-	case m.Type == MountBind && m.FilesHash == "":
-		errs = append(errs, field.Required(at.Child("filesHash"), "or stage"))
-	case m.Type == MountSecret && !ValidSecretID(m.ID):
-		errs = append(errs, field.Invalid(at.Child("id"), m.ID, "must be letters, digits, dashes, dots and underscores, and not begin with a dash or a dot"))
-	case len(m.ID) > maxMountID:
-		errs = append(errs, field.TooLong(at.Child("id"), "", maxMountID))
-	}
+	path("target", m.Target)
+	path("source", m.Source)
 	return errs
 }

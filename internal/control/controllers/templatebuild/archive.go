@@ -43,7 +43,7 @@ func (w *work) onlyFile(archive string) (string, error) {
 	case h.Typeflag != tar.TypeReg:
 		return "", nil
 	}
-	return path.Base(h.Name), nil
+	return path.Clean(h.Name), nil
 }
 
 // pack keeps files of a sandbox as an archive. The agent's program reads them, and has its limits from here.

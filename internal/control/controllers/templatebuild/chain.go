@@ -40,6 +40,14 @@ func (c *chain) step(number string) string {
 	return c.stage + "/" + number
 }
 
+// started says what a chain starts from.
+func (c *chain) started(from string) string {
+	if c.stage != "" {
+		return fmt.Sprintf("stage %s from %s", c.stage, from)
+	}
+	return "from " + from
+}
+
 // newChain groups steps into layers.
 func (w *work) newChain(ctx context.Context, stage string, from *barchan.BuildSource, steps []barchan.BuildStep) (*chain, error) {
 	c := &chain{stage: stage}

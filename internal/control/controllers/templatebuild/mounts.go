@@ -141,10 +141,10 @@ func (w *work) boundFile(m *mount) (string, error) {
 	if err != nil || m.Stage != "" {
 		return file, err
 	}
-	if source := path.Clean(m.Source); m.Source == "" || path.Base(source) != file {
+	if m.Source == "" || path.Clean(m.Source) != file {
 		return "", nil
 	}
-	return file, nil
+	return path.Base(file), nil
 }
 
 // addVolumes gives a sandbox the volumes of mounts. They are no part of its files.
