@@ -61,10 +61,10 @@ type packing struct {
 	files   int
 }
 
-// source is a path, with the file that it leads to.
+// source is a path, with the file that it leads to. Parents keeps the directories in kept, a part of path.
 type source struct {
-	path, file string
-	info       fs.FileInfo
+	path, kept, file string
+	info             fs.FileInfo
 }
 
 func (p *packing) all() error {
@@ -99,7 +99,11 @@ func (p *packing) sources() (all []source, err error) {
 		if !path.IsAbs(name) {
 			return nil, fmt.Errorf("%q is no absolute path", name)
 		}
-		found := []string{name}
+		above, _, _ := strings.Cut(name, "/./")
+		if above == name {
+			above = "/"
+		}
+		found := []string{path.Clean(name)}
 		if strings.ContainsAny(name, `*?[\`) {
 			if found, err = filepath.Glob(name); err != nil {
 				return nil, fmt.Errorf("%q is no pattern: %w", name, err)
@@ -120,7 +124,8 @@ func (p *packing) sources() (all []source, err error) {
 			if !info.Mode().IsRegular() && !info.IsDir() {
 				return nil, fmt.Errorf("%q is no file and no directory", one)
 			}
-			all = append(all, source{one, file, info})
+			kept := strings.Trim(strings.TrimPrefix(one, path.Clean(above)), "/")
+			all = append(all, source{one, kept, file, info})
 		}
 	}
 	if len(all) == 0 {
@@ -133,10 +138,7 @@ func (p *packing) sources() (all []source, err error) {
 func (p *packing) source(s source) error {
 	into := "."
 	if p.Parents {
-		if into = s.path; strings.Contains(into, "/./") {
-			_, into, _ = strings.Cut(into, "/./")
-		}
-		into = strings.TrimPrefix(path.Clean("/"+into), "/")
+		into = s.kept
 		if err := p.parentsOf(into, s.path); err != nil {
 			return err
 		}
