@@ -81,9 +81,9 @@ func (s *server) stages(t *testing.T) {
 	if strings.Contains(out, secretText) || !strings.Contains(out, "it is ***") {
 		t.Errorf("the log has the secret, or not its line:\n%s", out)
 	}
-	_, got := s.keep("staged", "sh", "-c", `prog; cat /length /srv/src/said; stat -c %u:%g /usr/local/bin/prog /srv/src/prog; ls /srv/src; cat /note /added/f; ls -x /taken
+	_, got := s.keep("staged", "sh", "-c", `prog; cat /length /srv/src/said; stat -c %u:%g /usr/local/bin/prog /srv/src/prog; ls /srv/src; cat /note /added/f; ls /taken /taken/etc
 		ls -A /root/.token /run/secrets /mnt /run/barchan/* 2>/dev/null; pgrep -xc sleep`)
-	want := "hello\n23\nhello\n" + source("hello") + "7:8\n1000:1000\nbefore\nprog\nsaid\na note to find\nof an archive\ndebian_version  etc\n/mnt:\n\n/run/barchan/0:\n\n/run/barchan/3:\n\n/run/secrets:\n1\n"
+	want := "hello\n23\nhello\n" + source("hello") + "7:8\n1000:1000\nbefore\nprog\nsaid\na note to find\nof an archive\n/taken:\ndebian_version\netc\n\n/taken/etc:\nhostname\n/mnt:\n\n/run/barchan/0:\n\n/run/barchan/3:\n\n/run/secrets:\n1\n"
 	if got != want {
 		t.Errorf("in a sandbox of it: %q, want %q", got, want)
 	}

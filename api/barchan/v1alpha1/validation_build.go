@@ -199,7 +199,7 @@ func validateMount(m *BuildMount, stages []string, at *field.Path) (errs field.E
 		errs = append(errs, field.Required(target, ""))
 	case m.Target != "" && (!path.IsAbs(m.Target) || path.Clean(m.Target) == "/"):
 		errs = append(errs, field.Invalid(target, m.Target, "must be an absolute path below the root"))
-	case m.Target != "" && m.Env != "":
+	case m.Type == MountSecret && m.Target != "" && m.Env != "":
 		errs = append(errs, field.Forbidden(target, "is of a Secret that is a file"))
 	}
 	switch {

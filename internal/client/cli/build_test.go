@@ -258,8 +258,8 @@ func TestBuildFails(t *testing.T) {
 	s.run("", args...).want(t, 1, "", "barchan: "+dir+"/Dockerfile: start of python /app/app.py: it ended\n")
 
 	b.started = nil
-	s.run("FROM x\nCOPY --from=a b c\nCOPY none /\n", "build", "-t", "web", "-f", "-", dir).
-		want(t, 1, "", "barchan: Dockerfile:2: COPY --from is not supported yet\nDockerfile:3: COPY: the context has no \"none\"\n")
+	s.run("FROM x\nCOPY --from=1 b c\nCOPY none /\n", "build", "-t", "web", "-f", "-", dir).
+		want(t, 1, "", "barchan: Dockerfile:2: COPY --from=1: there is no such stage\nDockerfile:3: COPY: the context has no \"none\"\n")
 	s.run("", "build", "-t", "Bad", "--build-arg", "V=3", dir).want(t, 1, "", "barchan: name: is bad\n")
 	s.run("", "build", dir).want(t, 2, "", "barchan: -t is missing: the name of the template\nusage: barchan build [DIR] [flags]\n")
 	s.run("", "build", "-t", "x", "--memory", "512m", dir).want(t, 2, "", `--memory: "512m" is not a size of at least 1Mi, such as 512Mi`)

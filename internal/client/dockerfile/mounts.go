@@ -28,7 +28,7 @@ func (t *translator) surround(step *Step, i *instructions.RunCommand) error {
 		return fmt.Errorf("--network=%s: a sandbox has a network of its own; leave it out, or use none", network)
 	}
 	if err := i.Expand(t.expander(step.Line)); err != nil {
-		return cause(err)
+		return err
 	}
 	mounts := instructions.GetMounts(i)
 	if n := len(mounts); n > maxMounts {
@@ -46,6 +46,9 @@ func (t *translator) mount(step *Step, index int, m *instructions.Mount) error {
 	out := barchan.BuildMount{Target: m.Target}
 	if m.Target != "" {
 		out.Target = t.absolute(m.Target)
+	}
+	if m.Type == instructions.MountTypeSSH {
+		return errors.New("it is not supported yet; use type=secret")
 	}
 	if out.Target == "/" || (m.Target == "" && m.Type != instructions.MountTypeSecret) {
 		return errors.New("it needs a target below the root")
@@ -69,8 +72,6 @@ func (t *translator) mount(step *Step, index int, m *instructions.Mount) error {
 		err = t.mountSecret(&out, m)
 	case instructions.MountTypeBind:
 		err = t.bind(step, &out, index, m)
-	default:
-		return errors.New("it is not supported yet; use type=secret")
 	}
 	out.Owner, out.Mode = ids(m.UID, m.GID), octalOf(m.Mode)
 	step.Mounts = append(step.Mounts, out)
