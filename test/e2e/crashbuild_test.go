@@ -42,7 +42,7 @@ func buildSubject(ctx context.Context, w *fixture, s *subject) error {
 	b := &barchan.TemplateBuild{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name}, Spec: barchan.TemplateBuildSpec{
 		TemplateName: s.name, From: &barchan.BuildSource{TemplateName: "warm"}, StartCommand: "sleep 12345", ReadyCommand: "pgrep -f 'sleep 12345'",
 		Stages: []barchan.BuildStage{{Name: "first", From: barchan.BuildSource{TemplateName: "warm"}, Steps: []barchan.BuildStep{
-			{Type: barchan.StepRun, Args: []string{"echo 1 > /tmp/cached/one; cp /tmp/cached/one /tmp/one; : " + s.name}, Mounts: []barchan.BuildMount{{Type: barchan.MountCache, Target: "/tmp/cached"}}},
+			{Type: barchan.StepRun, Args: []string{"echo 1 > /tmp/cached/one && cp /tmp/cached/one /tmp/one && : " + s.name, "root"}, Mounts: []barchan.BuildMount{{Type: barchan.MountCache, Target: "/tmp/cached"}}},
 		}}},
 		Steps: []barchan.BuildStep{
 			{Type: barchan.StepCopy, Args: []string{"/tmp/one", "/tmp/steps", "user"}, From: &barchan.StageFiles{Stage: "first"}}, {Type: barchan.StepRun, Args: []string{"echo 2 >> /tmp/steps"}},

@@ -102,7 +102,7 @@ func (s *server) stages(t *testing.T) {
 		t.Errorf("without a change it runs %s", got)
 	}
 	writeFiles(t, dir, map[string]string{"src/main.c": source("changed")})
-	if got := rerun(); got != "compiler 4/5 COPY;compiler 5/5 RUN;4/9 COPY;checked 6/6 RUN;5/9 COPY;6/9 COPY;7/9 ADD;8/9 USER;9/9 WORKDIR;" {
+	if got := rerun(); got != "compiler 1/5 USER;compiler 2/5 WORKDIR;compiler 3/5 WORKDIR;compiler 4/5 COPY;compiler 5/5 RUN;4/9 COPY;checked 6/6 RUN;5/9 COPY;6/9 COPY;7/9 ADD;8/9 USER;9/9 WORKDIR;" {
 		t.Errorf("after a change of one line of a stage's file it runs %s", got)
 	}
 	if _, got := s.keep("staged", "sh", "-c", "prog; head -1 /srv/src/said; wc -l < /srv/src/before"); got != "changed\nchanged\n1\n" {
