@@ -194,14 +194,7 @@ func validateMount(m *BuildMount, stages []string, at *field.Path) (errs field.E
 		return field.ErrorList{field.NotSupported(at.Child("type"), m.Type, all)}
 	}
 	errs = append(validateMountFields(m, at), validateMountForms(m, at)...)
-	switch target := at.Child("target"); {
-	case m.Target == "" && m.Type != MountSecret:
-		errs = append(errs, field.Required(target, ""))
-	case m.Target != "" && (!path.IsAbs(m.Target) || path.Clean(m.Target) == "/"):
-		errs = append(errs, field.Invalid(target, m.Target, "must be an absolute path below the root"))
-	case m.Type == MountSecret && m.Target != "" && m.Env != "":
-		errs = append(errs, field.Forbidden(target, "is of a Secret that is a file"))
-	}
+	errs = append(errs, validateTarget(m, at.Child("target"))...)
 	switch {
 	case m.Type == MountBind && m.Stage != "":
 		errs = append(errs, validateStage(m.Stage, stages, at.Child("stage"))...)
@@ -216,6 +209,18 @@ func validateMount(m *BuildMount, stages []string, at *field.Path) (errs field.E
 		errs = append(errs, field.TooLong(at.Child("id"), "", maxMountID))
 	}
 	return errs
+}
+
+func validateTarget(m *BuildMount, at *field.Path) field.ErrorList {
+	switch {
+	case m.Target == "" && m.Type != MountSecret:
+		return field.ErrorList{field.Required(at, "")}
+	case m.Target != "" && (!path.IsAbs(m.Target) || path.Clean(m.Target) == "/"):
+		return field.ErrorList{field.Invalid(at, m.Target, "must be an absolute path below the root")}
+	case m.Type == MountSecret && m.Target != "" && m.Env != "":
+		return field.ErrorList{field.Forbidden(at, "is of a Secret that is a file")}
+	}
+	return nil
 }
 
 // validateMountFields refuses fields of other types of mounts.

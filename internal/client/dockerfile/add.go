@@ -42,36 +42,44 @@ func (t *translator) addFiles(c command, i *instructions.AddCommand) {
 		t.copyFiles(c, what)
 		return
 	}
-	plain, archives := *what, []string(nil)
-	plain.SourcePaths = nil
-	for _, source := range what.SourcePaths {
-		found, err := t.files.match(source)
-		if err != nil {
-			t.fault(c.line, "ADD: %v", err)
-			return
-		}
-		packed, err := t.files.archives(found)
-		if err != nil {
-			t.fault(c.line, "ADD: %v", err)
-			return
-		}
-		archives = append(archives, packed...)
-		if len(packed) == 0 {
-			plain.SourcePaths = append(plain.SourcePaths, source)
-			continue
-		}
-		for _, file := range found {
-			if !slices.Contains(packed, file) {
-				plain.SourcePaths = append(plain.SourcePaths, file)
-			}
-		}
+	archives, err := t.unpacked(what)
+	if err != nil {
+		t.fault(c.line, "ADD: %v", err)
+		return
 	}
-	if len(plain.SourcePaths)+len(plain.SourceContents) > 0 || len(archives) == 0 {
-		t.copyFiles(c, &plain)
+	if len(what.SourcePaths)+len(what.SourceContents) > 0 {
+		t.copyFiles(c, what)
 	}
 	for _, file := range archives {
 		t.extract(c, what, file)
 	}
+}
+
+// unpacked takes the archives away from the sources of an ADD, and returns them.
+func (t *translator) unpacked(what *copying) (archives []string, err error) {
+	var plain []string
+	for _, source := range what.SourcePaths {
+		found, err := t.files.match(source)
+		if err != nil {
+			return nil, err
+		}
+		packed, err := t.files.archives(found)
+		if err != nil {
+			return nil, err
+		}
+		archives = append(archives, packed...)
+		if len(packed) == 0 {
+			plain = append(plain, source)
+			continue
+		}
+		for _, file := range found {
+			if !slices.Contains(packed, file) {
+				plain = append(plain, file)
+			}
+		}
+	}
+	what.SourcePaths = plain
+	return archives, nil
 }
 
 // extract has the sandbox's tar unpack an archive, in which it is mounted: a hostile one meets the sandbox's limits.
@@ -110,28 +118,29 @@ func (t *translator) fetch(c command, what *copying, i *instructions.AddCommand)
 		t.fault(c.line, "ADD of a URL needs --checksum=sha256:HEX, for its kept result would hide a change; or use RUN curl -o")
 	case len(what.exclude) > 0:
 		t.fault(c.line, "ADD --exclude is not for URLs")
-	case !t.fits(c, what):
-	default:
-		dest := t.destination(what)
-		if name := path.Base(u.Path); strings.HasSuffix(dest, "/") && name != "/" && name != "." {
-			dest += name
-		} else if strings.HasSuffix(dest, "/") {
+	case t.fits(c, what):
+		t.download(c, what, u, strings.TrimPrefix(i.Checksum, "sha256:"))
+	}
+}
+
+func (t *translator) download(c command, what *copying, u *url.URL, sum string) {
+	dest := t.destination(what)
+	if strings.HasSuffix(dest, "/") {
+		name := path.Base(u.Path)
+		if name == "/" || name == "." {
 			t.fault(c.line, "ADD: the URL has no name of a file; name one in the destination")
 			return
 		}
-		of := what.chown
-		if of == "" {
-			of = "root:root"
-		}
-		mode := mode(what.chmod)
-		if mode == "" {
-			mode = "0600"
-		}
-		script := fmt.Sprintf(`set -e; mkdir -p %s; if command -v curl >/dev/null; then curl -fsSL -o %[2]s %[3]s; else wget -q -O %[2]s %[3]s; fi; `+
-			`echo %[4]s | sha256sum -c - >/dev/null || { echo "the file has another checksum:" >&2; sha256sum %[2]s >&2; exit 1; }; chown %[5]s %[2]s; chmod %[6]s %[2]s`,
-			quote(path.Dir(dest)), quote(dest), quote(source), quote(strings.TrimPrefix(i.Checksum, "sha256:")+"  "+dest), quote(owner(of)), mode)
-		t.add(Step{Type: StepRun, Args: []string{t.exports() + quote("/bin/sh", "-c", script), firstUser}, Line: c.line, Text: c.text})
+		dest += name
 	}
+	mode := mode(what.chmod)
+	if mode == "" {
+		mode = "0600" // as in Docker
+	}
+	script := fmt.Sprintf(`set -e; mkdir -p %s; if command -v curl >/dev/null; then curl -fsSL -o %[2]s %[3]s; else wget -q -O %[2]s %[3]s; fi; `+
+		`echo %[4]s | sha256sum -c - >/dev/null || { echo "the file has another checksum:" >&2; sha256sum %[2]s >&2; exit 1; }; chown %[5]s %[2]s; chmod %[6]s %[2]s`,
+		quote(path.Dir(dest)), quote(dest), quote(what.SourcePaths[0]), quote(sum+"  "+dest), quote(owner(what.chown)), mode)
+	t.add(Step{Type: StepRun, Args: []string{t.exports() + quote("/bin/sh", "-c", script), firstUser}, Line: c.line, Text: c.text})
 }
 
 // archives returns those of some files that ADD unpacks.
@@ -177,7 +186,7 @@ func (t *tree) isArchive(file string) (bool, error) {
 	case bytes.HasPrefix(start, []byte("\x1f\x8b")):
 		zip, err := gzip.NewReader(f)
 		if err != nil {
-			return false, nil //nolint:nilerr // it is copied as it is
+			return false, nil // it is copied as it is
 		}
 		start, _ = begin(zip)
 	case bytes.HasPrefix(start, []byte("BZh")):

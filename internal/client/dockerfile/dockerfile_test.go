@@ -93,8 +93,10 @@ func TestParse(t *testing.T) {
 		"stages":            {file: "FROM x AS a\nENV A=1\nCMD one\nFROM a AS b\nENV B=$A\nENTRYPOINT [\"e\"]\n", want: begin + "ENV A 1|ENV B 1" + end, start: "e"},
 		"target":            {file: "FROM x AS a\nENV A=1\nFROM a\nENV B=2\n", target: "A", want: begin + "ENV A 1" + end, notes: []string{"Dockerfile:3: this stage is left out: stage a needs nothing of it"}},
 		"target by number":  {file: "FROM x\nENV A=1\nFROM y\nVOLUME /v\n", target: "0", want: begin + "ENV A 1" + end, notes: []string{"Dockerfile:3: this stage is left out: stage 0 needs nothing of it"}},
-		"healthcheck with times": {file: "FROM x\nHEALTHCHECK --interval=5s --timeout=1500ms CMD [\"a\"]\n", want: "USER root|WORKDIR /" + end, ready: "if command -v timeout >/dev/null; then exec timeout -s KILL 2 a; fi; a",
-			notes: []string{"Dockerfile:2: HEALTHCHECK: only --timeout has an effect: a build repeats the command every second at most, for 10 minutes"}},
+		"healthcheck with times": {
+			file: "FROM x\nHEALTHCHECK --interval=5s --timeout=1500ms CMD [\"a\"]\n", want: "USER root|WORKDIR /" + end, ready: "if command -v timeout >/dev/null; then exec timeout -s KILL 2 a; fi; a",
+			notes: []string{"Dockerfile:2: HEALTHCHECK: only --timeout has an effect: a build repeats the command every second at most, for 10 minutes"},
+		},
 		"copy with exclude": {file: "FROM x\nCOPY --exclude=lib --exclude=*.md src /s/\n", want: begin + "COPY src /s/ root:root ''" + end},
 		"copy with parents": {file: "FROM x\nCOPY --parents src/./lib app.py /s/\n", want: begin + "COPY . /s/ root:root ''" + end},
 		"arg of one stage":  {file: "FROM x AS a\nARG A=1\nFROM a\nRUN env\n", want: begin + "RUN " + quote("/bin/sh -c env") + end},
@@ -234,8 +236,8 @@ CMD x
 	if text := fmt.Sprintf("%+v", run.Mounts); text != wantMounts || run.Bound[1].Count() != 4 || len(run.Bound) != 1 {
 		t.Errorf("mounts %s\nwant   %s\n%+v", text, wantMounts, run.Bound)
 	}
-	make := p.Stages[1].Steps[3]
-	if text := fmt.Sprintf("%+v %s", make.Mounts, make.Network); text != "[{Type:Cache Target:/cache ID:c Sharing:Locked Stage: FilesHash: Source: Owner:7:0 Mode:0700 SizeBytes:0 Env: Required:false}] None" {
+	compile := p.Stages[1].Steps[3]
+	if text := fmt.Sprintf("%+v %s", compile.Mounts, compile.Network); text != "[{Type:Cache Target:/cache ID:c Sharing:Locked Stage: FilesHash: Source: Owner:7:0 Mode:0700 SizeBytes:0 Env: Required:false}] None" {
 		t.Errorf("%s", text)
 	}
 	if want := []string{"Dockerfile:5: this stage is left out: stage 4 needs nothing of it"}; !slices.Equal(p.Notes, want) {

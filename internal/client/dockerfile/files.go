@@ -202,12 +202,10 @@ func (p *packing) walk(file, name string, ignored bool, match patternmatcher.Mat
 		return err
 	}
 	if !ignored && !out && name != "." {
-		if err := p.one(file, name, info); err != nil {
-			return err
-		}
+		err = p.one(file, name, info)
 	}
-	if !info.IsDir() || (ignored && !p.ignore.Exclusions()) {
-		return nil
+	if err != nil || !info.IsDir() || (ignored && !p.ignore.Exclusions()) {
+		return err
 	}
 	list, err := fs.ReadDir(p.root.FS(), file)
 	if err != nil {

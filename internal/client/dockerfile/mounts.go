@@ -47,10 +47,7 @@ func (t *translator) mount(step *Step, index int, m *instructions.Mount) error {
 	if m.Target != "" {
 		out.Target = t.absolute(m.Target)
 	}
-	if m.Type == instructions.MountTypeSSH {
-		return errors.New("it is not supported yet; use type=secret")
-	}
-	if out.Target == "/" || (m.Target == "" && m.Type != instructions.MountTypeSecret) {
+	if out.Target == "/" || (m.Target == "" && m.Type != instructions.MountTypeSecret && m.Type != instructions.MountTypeSSH) {
 		return errors.New("it needs a target below the root")
 	}
 	var err error
@@ -72,6 +69,8 @@ func (t *translator) mount(step *Step, index int, m *instructions.Mount) error {
 		err = t.mountSecret(&out, m)
 	case instructions.MountTypeBind:
 		err = t.bind(step, &out, index, m)
+	case instructions.MountTypeSSH:
+		err = errors.New("it is not supported yet; use type=secret")
 	}
 	out.Owner, out.Mode = ids(m.UID, m.GID), octalOf(m.Mode)
 	step.Mounts = append(step.Mounts, out)

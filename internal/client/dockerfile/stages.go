@@ -160,8 +160,8 @@ func (f *file) target(name string) (int, bool) {
 
 // lookup finds a stage by its name or number; of several the last.
 func (f *file) lookup(name string) (int, bool) {
-	for i := len(f.all) - 1; i >= 0; i-- {
-		if f.all[i].Name != "" && strings.EqualFold(f.all[i].Name, name) {
+	for i, s := range slices.Backward(f.all) {
+		if s.Name != "" && strings.EqualFold(s.Name, name) {
 			return i, true
 		}
 	}

@@ -161,7 +161,7 @@ func (w *work) stageFiles(ctx context.Context, from *barchan.StageFiles, paths [
 }
 
 // stepNumber returns the name of a chain's step by its index.
-func (w *work) stepNumber(i int) string { return w.chain.step(strconv.Itoa(i + 1)) }
+func (w *work) stepNumber(i int) string { return w.step(strconv.Itoa(i + 1)) }
 
 // sourcesOf returns the paths of a Copy from a stage, as absolute ones.
 func sourcesOf(step *barchan.BuildStep) []string {

@@ -55,8 +55,10 @@ func TestVolumesOfMounts(t *testing.T) {
 	t.Parallel()
 	b := imageBase("x", "").blueprint
 	addVolumes(&b, []mount{
-		{dir: "/cache", BuildMount: barchan.BuildMount{Type: barchan.MountCache}}, {dir: secretsDir, BuildMount: barchan.BuildMount{Type: barchan.MountSecret}},
-		{dir: secretsDir, BuildMount: barchan.BuildMount{Type: barchan.MountSecret}}, {BuildMount: barchan.BuildMount{Type: barchan.MountSecret, Env: "A"}},
+		{dir: "/cache", BuildMount: barchan.BuildMount{Type: barchan.MountCache}},
+		{dir: secretsDir, BuildMount: barchan.BuildMount{Type: barchan.MountSecret}},
+		{dir: secretsDir, BuildMount: barchan.BuildMount{Type: barchan.MountSecret}},
+		{BuildMount: barchan.BuildMount{Type: barchan.MountSecret, Env: "A"}},
 		{dir: "/tmp/x", BuildMount: barchan.BuildMount{Type: barchan.MountTmpfs, SizeBytes: 4096}},
 	})
 	spec := b.PodTemplate.Spec

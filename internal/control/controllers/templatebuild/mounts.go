@@ -244,7 +244,7 @@ func (w *work) runMounted(ctx context.Context, s *started, user string, step *ba
 		return err
 	}
 	if len(links) > 0 {
-		if err := w.script(ctx, s, rootUser, "remove links to mounts", unlinkScript, links...); err != nil {
+		if err := w.script(ctx, s, "remove links to mounts", unlinkScript, links...); err != nil {
 			return err
 		}
 	}
@@ -288,7 +288,7 @@ func (w *work) fill(ctx context.Context, s *started, m *mount, env map[string]st
 func (w *work) link(ctx context.Context, s *started, m *mount) (string, error) {
 	if at := path.Join(m.dir, m.file); m.file != "" && m.Target != "" && path.Clean(m.Target) != at {
 		link := path.Clean(m.Target)
-		return link, w.script(ctx, s, rootUser, fmt.Sprintf("mount '%s'", m.Target), linkScript, at, link)
+		return link, w.script(ctx, s, fmt.Sprintf("mount '%s'", m.Target), linkScript, at, link)
 	}
 	return "", nil
 }
@@ -319,7 +319,7 @@ func (w *work) fillSecret(ctx context.Context, s *started, m *mount, env map[str
 }
 
 func (w *work) own(ctx context.Context, s *started, m *mount, mode, file string) error {
-	return w.script(ctx, s, rootUser, fmt.Sprintf("mount '%s'", cmp.Or(m.Target, file)), ownScript, cmp.Or(m.Owner, rootOwner), cmp.Or(m.Mode, mode), file)
+	return w.script(ctx, s, fmt.Sprintf("mount '%s'", cmp.Or(m.Target, file)), ownScript, cmp.Or(m.Owner, rootOwner), cmp.Or(m.Mode, mode), file)
 }
 
 // keepCache keeps the content of a cache. One that cannot be kept ends no build: the cache stays as it was.

@@ -124,7 +124,7 @@ func (w *work) findBase(ctx context.Context, from *barchan.BuildSource) (*base, 
 				return nil, fmt.Errorf("find image %s: %w", from.Image, err)
 			}
 		}
-		w.log.say(builds.LevelInfo, "%s", w.chain.started("image "+from.Image))
+		w.log.say(builds.LevelInfo, "%s", w.started("image "+from.Image))
 		return imageBase(from.Image, digest), nil
 	}
 	for _, namespace := range []string{w.build.Namespace, w.r.PublicNamespace} {
@@ -135,7 +135,7 @@ func (w *work) findBase(ctx context.Context, from *barchan.BuildSource) (*base, 
 		if err != nil {
 			return nil, fmt.Errorf("read template %s/%s: %w", namespace, from.TemplateName, err)
 		}
-		w.log.say(builds.LevelInfo, "%s", w.chain.started("template "+from.TemplateName))
+		w.log.say(builds.LevelInfo, "%s", w.started("template "+from.TemplateName))
 		return templateBase(t, revision, w.build.Namespace)
 	}
 	return nil, refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' not found", from.TemplateName)

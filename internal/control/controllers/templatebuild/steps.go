@@ -76,7 +76,7 @@ cd /; rm -rf -- "$tree" "$archive"`
 
 // runLayer runs the steps of a layer in a sandbox and keeps the files.
 func (w *work) runLayer(ctx context.Context, l *layer) error {
-	w.log.step = w.chain.step(barchan.BuildStepBase)
+	w.log.step = w.step(barchan.BuildStepBase)
 	if len(l.steps) > 0 {
 		w.log.step = w.stepNumber(l.first)
 	}
@@ -93,7 +93,7 @@ func (w *work) runLayer(ctx context.Context, l *layer) error {
 	defer w.remove(ctx, s)
 	if len(l.steps) == 0 {
 		w.log.say(builds.LevelInfo, "preparing the image")
-		if err := w.script(ctx, s, rootUser, "prepare the image", prepareScript); err != nil {
+		if err := w.script(ctx, s, "prepare the image", prepareScript); err != nil {
 			return err
 		}
 	}
@@ -136,7 +136,7 @@ func (w *work) runStep(ctx context.Context, s *started, step *barchan.BuildStep,
 		err = w.copy(ctx, s, step, in.files)
 	case barchan.StepWorkdir:
 		dir := absolute(step.Args[0], w.settings.Workdir)
-		err = w.script(ctx, s, rootUser, fmt.Sprintf("make directory '%s'", dir), workdirScript, dir, w.settings.User)
+		err = w.script(ctx, s, fmt.Sprintf("make directory '%s'", dir), workdirScript, dir, w.settings.User)
 	case barchan.StepUser:
 		// E2B runs whoami, which fails for an ID that has no name.
 		err = w.program(ctx, s, step.Args[0], "run command 'whoami'", w.settings.Workdir, nil, runScript, ":")
@@ -151,9 +151,9 @@ func (w *work) command(ctx context.Context, s *started, user, command string, en
 	return w.program(ctx, s, user, fmt.Sprintf("run command '%s'", command), w.settings.Workdir, env, runScript, command)
 }
 
-// script runs a script of ours.
-func (w *work) script(ctx context.Context, s *started, user, what, script string, args ...string) error {
-	return w.program(ctx, s, user, what, "/", nil, script, args...)
+// script runs a script of ours as root.
+func (w *work) script(ctx context.Context, s *started, what, script string, args ...string) error {
+	return w.program(ctx, s, rootUser, what, "/", nil, script, args...)
 }
 
 func (w *work) program(ctx context.Context, s *started, user, what, dir string, more map[string]string, script string, args ...string) error {
@@ -256,7 +256,7 @@ func (w *work) unpack(ctx context.Context, s *started, what, archive, source, de
 	if _, err := agent.Upload(ctx, to, io.Reader(files), nil); err != nil {
 		return w.agentError(ctx, s, "copy files", err)
 	}
-	return w.script(ctx, s, rootUser, what, copyScript, to, source, dest, owner, mode)
+	return w.script(ctx, s, what, copyScript, to, source, dest, owner, mode)
 }
 
 // textOf returns a step as a line of a Dockerfile.

@@ -109,22 +109,8 @@ func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID st
 	if err := s.Gate.Err(); err != nil {
 		return err
 	}
-	if what.Registry {
-		return apistatus.Refuse(errs.ErrInvalid, "fromImageRegistry: registry credentials are not supported yet; have the operator pull the image, and leave them out")
-	}
-	from, err := s.source(ctx, namespace, "", what.FromImage, what.FromTemplate)
+	spec, err := s.spec(ctx, namespace, &what)
 	if err != nil {
-		return err
-	}
-	stages, err := s.stages(ctx, namespace, what.Stages)
-	if err != nil {
-		return err
-	}
-	steps, err := s.steps(namespace, "", what.Steps)
-	if err != nil {
-		return err
-	}
-	if err := builds.CheckSecrets(what.Secrets); err != nil {
 		return err
 	}
 	for try := 1; ; try++ {
@@ -132,7 +118,7 @@ func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID st
 			return apistatus.Refuse(errs.ErrConflict, "build '%s' was started before; request another one", buildID)
 		}
 		old := b.DeepCopy()
-		b.Spec.From, b.Spec.Stages, b.Spec.Steps, b.Spec.Force = from, stages, steps, what.Force
+		b.Spec.From, b.Spec.Stages, b.Spec.Steps, b.Spec.Force = spec.From, spec.Stages, spec.Steps, what.Force
 		b.Spec.StartCommand, b.Spec.ReadyCommand = what.StartCommand, what.ReadyCommand
 		if err := check(b, old); err != nil {
 			return err
@@ -156,6 +142,23 @@ func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID st
 	}
 	s.Log.InfoContext(ctx, "template build started", telemetry.Namespace, b.Namespace, telemetry.Name, b.Name, telemetry.Template, b.Spec.TemplateName)
 	return nil
+}
+
+// spec translates what a build does, and refuses secrets that cannot be kept.
+func (s *Service) spec(ctx context.Context, namespace string, what *Instructions) (spec barchan.TemplateBuildSpec, err error) {
+	if what.Registry {
+		return spec, apistatus.Refuse(errs.ErrInvalid, "fromImageRegistry: registry credentials are not supported yet; have the operator pull the image, and leave them out")
+	}
+	if spec.From, err = s.source(ctx, namespace, "", what.FromImage, what.FromTemplate); err != nil {
+		return spec, err
+	}
+	if spec.Stages, err = s.stages(ctx, namespace, what.Stages); err != nil {
+		return spec, err
+	}
+	if spec.Steps, err = s.steps(namespace, "", what.Steps); err != nil {
+		return spec, err
+	}
+	return spec, builds.CheckSecrets(what.Secrets)
 }
 
 // source returns what a build or a stage starts from. at begins the names of fields in errors.
