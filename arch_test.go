@@ -104,7 +104,7 @@ var owners = map[string][]string{
 	"github.com/modelcontextprotocol/go-sdk": {"internal/client/cli/mcp"},
 	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
 	"github.com/moby/buildkit":               {"internal/client/dockerfile"},  // the syntax of Dockerfiles alone
-	"github.com/moby/patternmatcher":         {"internal/client/dockerfile"},
+	"github.com/moby/patternmatcher":         {"internal/client/dockerfile", "internal/guest/agent"},
 }
 
 // pkg is what `go list` tells of a package.

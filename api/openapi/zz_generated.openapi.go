@@ -47,13 +47,16 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.APIKey{}.OpenAPIModelName():                              schema_barchan_api_barchan_v1alpha1_APIKey(ref),
 		v1alpha1.APIKeyList{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_APIKeyList(ref),
 		v1alpha1.APIKeySpec{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref),
+		v1alpha1.BuildMount{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_BuildMount(ref),
 		v1alpha1.BuildSource{}.OpenAPIModelName():                         schema_barchan_api_barchan_v1alpha1_BuildSource(ref),
+		v1alpha1.BuildStage{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_BuildStage(ref),
 		v1alpha1.BuildStep{}.OpenAPIModelName():                           schema_barchan_api_barchan_v1alpha1_BuildStep(ref),
 		v1alpha1.Checkpoint{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_Checkpoint(ref),
 		v1alpha1.CheckpointList{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_CheckpointList(ref),
 		v1alpha1.CheckpointSource{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_CheckpointSource(ref),
 		v1alpha1.CheckpointSpec{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_CheckpointSpec(ref),
 		v1alpha1.CheckpointStatus{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref),
+		v1alpha1.StageFiles{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_StageFiles(ref),
 		v1alpha1.TemplateBuild{}.OpenAPIModelName():                       schema_barchan_api_barchan_v1alpha1_TemplateBuild(ref),
 		v1alpha1.TemplateBuildList{}.OpenAPIModelName():                   schema_barchan_api_barchan_v1alpha1_TemplateBuildList(ref),
 		v1alpha1.TemplateBuildSpec{}.OpenAPIModelName():                   schema_barchan_api_barchan_v1alpha1_TemplateBuildSpec(ref),
@@ -1498,6 +1501,104 @@ func schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref common.ReferenceCallback
 	}
 }
 
+func schema_barchan_api_barchan_v1alpha1_BuildMount(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BuildMount is what a Run sees besides its files.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Default: "",
+							Type:    []string{"string"},
+							Format:  "",
+						},
+					},
+					"target": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Target is the absolute path. A Secret without one is at /run/secrets, by its ID.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"id": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ID names a Cache, by default its target, or a Secret, which needs it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"sharing": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Sharing is of a Cache.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"stage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Stage has the files of a Bind; or filesHash names its uploaded archive.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"filesHash": {
+						SchemaProps: spec.SchemaProps{
+							Description: "FilesHash names the uploaded archive of a Bind.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"source": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Source is the path of a Bind's file or directory, in the archive or the stage. Default: all.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"owner": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Owner is of a Cache or a Secret: a user's and a group's ID with \":\" between them. Default 0:0.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"mode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mode is octal, of a Cache, by default 0755, or of a Secret, by default 0400.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"sizeBytes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "SizeBytes bounds a Tmpfs. Default: half of the sandbox's memory.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"env": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Env is a variable that has a Secret, in the place of a file.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"required": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Required fails the step if the build has no such Secret.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"type"},
+			},
+		},
+	}
+}
+
 func schema_barchan_api_barchan_v1alpha1_BuildSource(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1522,6 +1623,55 @@ func schema_barchan_api_barchan_v1alpha1_BuildSource(ref common.ReferenceCallbac
 				},
 			},
 		},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_BuildStage(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BuildStage is a chain of steps besides the template's own, whose files other steps take. It is run if such a step is.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name is what steps call it: lower-case letters, digits and dashes.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"from": {
+						SchemaProps: spec.SchemaProps{
+							Description: "From is what the stage starts from.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BuildSource{}.OpenAPIModelName()),
+						},
+					},
+					"steps": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Steps are done in this order. A stage without steps has the files of from; its image needs no shell.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BuildStep{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"name", "from"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BuildSource{}.OpenAPIModelName(), v1alpha1.BuildStep{}.OpenAPIModelName()},
 	}
 }
 
@@ -1565,6 +1715,37 @@ func schema_barchan_api_barchan_v1alpha1_BuildStep(ref common.ReferenceCallback)
 							Format:      "",
 						},
 					},
+					"from": {
+						SchemaProps: spec.SchemaProps{
+							Description: "From has the files of a Copy, in the place of uploaded ones. Without an owner in args they keep their own.",
+							Ref:         ref(v1alpha1.StageFiles{}.OpenAPIModelName()),
+						},
+					},
+					"mounts": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Mounts are what a Run sees besides its files.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BuildMount{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"network": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Network None is that of a Run that reaches nothing.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"force": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Force runs the step, and all after it, even if their results are kept.",
@@ -1576,6 +1757,8 @@ func schema_barchan_api_barchan_v1alpha1_BuildStep(ref common.ReferenceCallback)
 				Required: []string{"type", "args"},
 			},
 		},
+		Dependencies: []string{
+			v1alpha1.BuildMount{}.OpenAPIModelName(), v1alpha1.StageFiles{}.OpenAPIModelName()},
 	}
 }
 
@@ -1936,6 +2119,73 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 	}
 }
 
+func schema_barchan_api_barchan_v1alpha1_StageFiles(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StageFiles are files of a stage.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"stage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Stage is the name of a stage that is listed before the step's own.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"paths": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Paths are more sources of a Copy, besides that of args. Wildcards are allowed in all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"exclude": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Exclude are patterns of files that are left out, as in .dockerignore, relative to the sources.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"parents": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Parents keeps the sources' directories, from the root or from \"/./\" in their paths.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"stage"},
+			},
+		},
+	}
+}
+
 func schema_barchan_api_barchan_v1alpha1_TemplateBuild(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -2053,6 +2303,24 @@ func schema_barchan_api_barchan_v1alpha1_TemplateBuildSpec(ref common.ReferenceC
 							Ref:         ref(v1alpha1.BuildSource{}.OpenAPIModelName()),
 						},
 					},
+					"stages": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Stages are built for the steps that take files of them. Each can take files of those before it.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BuildStage{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 					"steps": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -2109,7 +2377,7 @@ func schema_barchan_api_barchan_v1alpha1_TemplateBuildSpec(ref common.ReferenceC
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BuildSource{}.OpenAPIModelName(), v1alpha1.BuildStep{}.OpenAPIModelName(), resource.Quantity{}.OpenAPIModelName()},
+			v1alpha1.BuildSource{}.OpenAPIModelName(), v1alpha1.BuildStage{}.OpenAPIModelName(), v1alpha1.BuildStep{}.OpenAPIModelName(), resource.Quantity{}.OpenAPIModelName()},
 	}
 }
 
@@ -2164,7 +2432,7 @@ func schema_barchan_api_barchan_v1alpha1_TemplateBuildStatus(ref common.Referenc
 					},
 					"failedStep": {
 						SchemaProps: spec.SchemaProps{
-							Description: "FailedStep is the number of the step that failed, or base for the start of from, or finalize for the end.",
+							Description: "FailedStep is the number of the step that failed, after \"STAGE/\" if it is a stage's, or base for the start of from, or finalize for the end.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

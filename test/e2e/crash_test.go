@@ -81,7 +81,7 @@ func matrix() (all []crash) {
 		{op: startFromSnapshot, at: "row/making node/snapshot node/verify node/start node/agent row/live create/routed"},
 		{op: forkSandbox, at: "checkpoint/writing checkpoint/ready fork/captured row/making node/verify row/live fork/started"},
 		{op: warmUp, at: "node/warmup warmup/seeded warmup/checkpointed warmup/unseeded"},
-		{op: buildTemplate, at: `templatebuild/status templatebuild/status:2 templatebuild/sandbox templatebuild/sandbox:3 templatebuild/checkpoint
+		{op: buildTemplate, at: `templatebuild/status templatebuild/status:2 templatebuild/sandbox templatebuild/sandbox:3 templatebuild/packed templatebuild/packed:2 templatebuild/checkpoint
 			templatebuild/checkpoint:3 checkpointobject/intended node/capture_copied checkpointobject/captured templatebuild/template`},
 		{op: buildTemplate, at: "templatebuild/sandbox", then: "templatebuild/checkpoint"},
 		{op: makeVolume, at: "volume/made volumeobject/status volume/uploaded"},

@@ -12,7 +12,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 )
 
-// buildTemplate has two layers, and memory.
+// buildTemplate has two layers, a stage, a cache, and memory.
 var buildTemplate = operation{
 	name: "template build", storeAfter: neverOnDisk, prepare: newSubjectOf("build"), do: buildSubject,
 	check: func(w *fixture, s *subject) {
@@ -41,8 +41,11 @@ var buildTemplate = operation{
 func buildSubject(ctx context.Context, w *fixture, s *subject) error {
 	b := &barchan.TemplateBuild{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name}, Spec: barchan.TemplateBuildSpec{
 		TemplateName: s.name, From: &barchan.BuildSource{TemplateName: "warm"}, StartCommand: "sleep 12345", ReadyCommand: "pgrep -f 'sleep 12345'",
+		Stages: []barchan.BuildStage{{Name: "first", From: barchan.BuildSource{TemplateName: "warm"}, Steps: []barchan.BuildStep{
+			{Type: barchan.StepRun, Args: []string{"echo 1 > /tmp/cached/one && cp /tmp/cached/one /tmp/one && : " + s.name, "root"}, Mounts: []barchan.BuildMount{{Type: barchan.MountCache, Target: "/tmp/cached"}}},
+		}}},
 		Steps: []barchan.BuildStep{
-			{Type: barchan.StepRun, Args: []string{"echo 1 >> /tmp/steps; : " + s.name}}, {Type: barchan.StepRun, Args: []string{"echo 2 >> /tmp/steps"}},
+			{Type: barchan.StepCopy, Args: []string{"/tmp/one", "/tmp/steps", "user"}, From: &barchan.StageFiles{Stage: "first"}}, {Type: barchan.StepRun, Args: []string{"echo 2 >> /tmp/steps"}},
 		},
 	}}
 	if err := w.objects.Create(ctx, b); client.IgnoreAlreadyExists(err) != nil {

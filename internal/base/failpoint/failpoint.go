@@ -34,7 +34,7 @@ var names = []string{
 	"checkpointobject/dropped", "checkpointobject/released",
 	"warmup/seeded", "warmup/checkpointed", "warmup/unseeded",
 	"volume/made", "volumeobject/status", "volume/uploaded", "volume/unlinked", "volume/removed", "volumeobject/released",
-	"templatebuild/status", "templatebuild/sandbox", "templatebuild/checkpoint", "templatebuild/template",
+	"templatebuild/status", "templatebuild/sandbox", "templatebuild/packed", "templatebuild/checkpoint", "templatebuild/template",
 
 	// The controller of sandboxes.
 	"sandbox/seen", "sandbox/driven", "sandbox/status", "sandbox/removed", "sandbox/released",

@@ -100,15 +100,25 @@ func (h *handlers) StartTemplateBuild(ctx context.Context, r StartTemplateBuildR
 	b := r.Body
 	what := builds.Instructions{
 		FromImage: deref(b.FromImage), FromTemplate: deref(b.FromTemplate), Registry: b.FromImageRegistry != nil,
-		StartCommand: deref(b.StartCmd), ReadyCommand: deref(b.ReadyCmd), Force: deref(b.Force), Steps: make([]builds.Step, len(b.Steps)),
+		StartCommand: deref(b.StartCmd), ReadyCommand: deref(b.ReadyCmd), Force: deref(b.Force), Steps: buildSteps(b.Steps), Secrets: b.Secrets,
 	}
-	for i, s := range b.Steps {
-		what.Steps[i] = builds.Step{Type: s.Type, Args: s.Args, FilesHash: deref(s.FilesHash), Force: deref(s.Force)}
+	for _, s := range b.Stages {
+		what.Stages = append(what.Stages, builds.Stage{Name: s.Name, FromImage: deref(s.FromImage), FromTemplate: deref(s.FromTemplate), Steps: buildSteps(s.Steps)})
 	}
 	if err := h.manager.Builds.Trigger(ctx, callerOf(ctx).Namespace, r.TemplateID, r.BuildID, what); err != nil {
 		return nil, err
 	}
 	return StartTemplateBuild202Response{}, nil
+}
+
+func buildSteps(wire []TemplateStep) []builds.Step {
+	steps := make([]builds.Step, len(wire))
+	for i, s := range wire {
+		steps[i] = builds.Step{
+			Type: s.Type, Args: s.Args, FilesHash: deref(s.FilesHash), From: s.From, Mounts: s.Mounts, Network: deref(s.Network), Force: deref(s.Force),
+		}
+	}
+	return steps
 }
 
 // GetTemplateBuildStatus is GET /templates/{templateID}/builds/{buildID}/status.

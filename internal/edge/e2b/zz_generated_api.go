@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"time"
 
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/oapi-codegen/runtime"
 )
 
@@ -540,8 +541,22 @@ type TemplateBuildStart struct {
 	FromImageRegistry *map[string]interface{} `json:"fromImageRegistry,omitempty"`
 	FromTemplate      *string                 `json:"fromTemplate,omitempty"`
 	ReadyCmd          *string                 `json:"readyCmd,omitempty"`
-	StartCmd          *string                 `json:"startCmd,omitempty"`
-	Steps             []TemplateStep          `json:"steps,omitempty"`
+
+	// Secrets Secrets by their IDs, in base64, for mounts of steps; our addition. The server keeps them in memory until the build ends.
+	Secrets map[string][]byte `json:"secrets,omitempty"`
+
+	// Stages Chains of steps whose files other steps take; our addition.
+	Stages   []TemplateStage `json:"stages,omitempty"`
+	StartCmd *string         `json:"startCmd,omitempty"`
+	Steps    []TemplateStep  `json:"steps,omitempty"`
+}
+
+// TemplateStage Either fromImage or fromTemplate is needed.
+type TemplateStage struct {
+	FromImage    *string        `json:"fromImage,omitempty"`
+	FromTemplate *string        `json:"fromTemplate,omitempty"`
+	Name         string         `json:"name"`
+	Steps        []TemplateStep `json:"steps,omitempty"`
 }
 
 // TemplateStep defines model for TemplateStep.
@@ -549,6 +564,15 @@ type TemplateStep struct {
 	Args      []string `json:"args,omitempty"`
 	FilesHash *string  `json:"filesHash,omitempty"`
 	Force     *bool    `json:"force,omitempty"`
+
+	// From Files of a stage for a COPY, as from of a step of a TemplateBuild has them; our addition.
+	From *barchan.StageFiles `json:"from,omitempty"`
+
+	// Mounts What a RUN sees besides its files, as mounts of a step of a TemplateBuild have it; our addition.
+	Mounts []barchan.BuildMount `json:"mounts,omitempty"`
+
+	// Network None: a RUN reaches nothing; our addition.
+	Network *string `json:"network,omitempty"`
 
 	// Type RUN, COPY, WORKDIR, USER or ENV.
 	Type string `json:"type"`

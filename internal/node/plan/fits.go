@@ -15,7 +15,7 @@ func (p *Plan) Fits(was *Plan, memory bool) error {
 		return fmt.Errorf("%s: %v differs from the checkpoint's, %v: %w", field, is, must, errs.ErrInvalid)
 	}
 	if !memory {
-		return volumesFit(own(p.Volumes), own(was.Volumes), main+".volumeMounts")
+		return volumesFit(own(Lasting(p.Volumes)), own(Lasting(was.Volumes)), main+".volumeMounts")
 	}
 	if err := volumesFit(p.Volumes, was.Volumes, main+".volumeMounts"); err != nil {
 		return err

@@ -85,14 +85,23 @@ type Volume struct {
 	Target    string `json:"target"`
 	ReadOnly  bool   `json:"readOnly,omitempty"`
 	SizeLimit int64  `json:"sizeLimit,omitempty"`
+	// Transient: a checkpoint without memory leaves it out.
+	Transient bool `json:"transient,omitempty"`
+}
+
+// Lasting returns the volumes that a checkpoint without memory has.
+func Lasting(all []Volume) []Volume {
+	return slices.DeleteFunc(slices.Clone(all), func(v Volume) bool { return v.Transient })
 }
 
 func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []Volume, err error) {
+	transient := strings.Split(s.Spec.PodTemplate.ObjectMeta.Annotations[agents.AnnotationTransientVolumes], ",")
 	for i, m := range c.VolumeMounts {
 		v := Volume{SubPath: m.SubPath, Target: path.Clean(m.MountPath), ReadOnly: m.ReadOnly}
 		isClaim := func(t agents.PersistentVolumeClaimTemplate) bool { return t.Name == m.Name }
 		isVolume := func(t corev1.Volume) bool { return t.Name == m.Name }
 		if j := slices.IndexFunc(s.Spec.PodTemplate.Spec.Volumes, isVolume); j >= 0 {
+			v.Transient = slices.Contains(transient, m.Name)
 			switch source := s.Spec.PodTemplate.Spec.Volumes[j]; {
 			case source.PersistentVolumeClaim != nil:
 				v.Volume = source.PersistentVolumeClaim.ClaimName

@@ -122,7 +122,7 @@ func (w *work) launch(ctx context.Context, s *started) (detach func(), err error
 		cut()
 		return nil, w.agentError(ctx, s, "start the start command", err)
 	}
-	out := &log{r: w.r, build: w.build.UID, step: w.log.step, level: builds.LevelInfo}
+	out := w.output(builds.LevelInfo)
 	done := make(chan struct{})
 	go func() { // ends with the stream, which detach cuts
 		defer close(done)
