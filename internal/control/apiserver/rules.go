@@ -69,6 +69,8 @@ func rules() []rule {
 		{users: tenants, verbs: []string{"get", "create"}, resources: []string{"pods/exec", "pods/portforward"}},
 		{users: tenants, verbs: read, group: eventsv1.GroupName, resources: []string{"events"}},
 		{users: tenants, verbs: []string{"get"}, resources: []string{"namespaces"}},
+		// Reading a Secret gives a tenant no more than a sandbox that mounts it, which the same key may create.
+		{users: tenants, verbs: readAll, resources: []string{"secrets", "configmaps"}},
 
 		{users: []string{UserController}, verbs: readAll, group: agents.GroupVersion.Group, resources: []string{all}},
 		{users: []string{UserController}, verbs: readAll, group: extensions.GroupVersion.Group, resources: []string{all}},
