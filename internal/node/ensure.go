@@ -114,6 +114,9 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 		Stage: journal.Making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: operation.RunOf(image),
 	})
 	w.Image, w.Origin = image, from
+	if err := w.Resolve(ctx); err != nil { // before anything changes: it may be missing for long
+		return u.Observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
+	}
 	if err := n.create(ctx, u, w); err != nil {
 		return u.Observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
 	}

@@ -17,6 +17,7 @@ func TestFeatures(t *testing.T) {
 	s.set("BARCHAN_TLS_CERT", cert)
 	s.set("BARCHAN_TLS_KEY", key)
 	s.set("BARCHAN_DOMAINS", testDomain+",barchan.localhost")
+	s.set("BARCHAN_STORE_AFTER", "2s")
 	s.set("BARCHAN_OTLP_ENDPOINT", address)
 	s.set("BARCHAN_SANDBOX_PIDS", strconv.Itoa(pidsLimit))
 	s.start()
@@ -27,6 +28,7 @@ func TestFeatures(t *testing.T) {
 		"gateway":        func(t *testing.T, s *server) { testGateway(t, s, roots) },
 		"idle":           testIdle,
 		"parallel":       testParallel,
+		"pod objects":    testPodObjects,
 		"network policy": testNetworkPolicy,
 		"observability":  func(t *testing.T, s *server) { testObservability(t, s, spans) },
 	} {

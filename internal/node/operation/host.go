@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
@@ -45,6 +46,8 @@ type HostConfig struct {
 	Runtimes    *programs.Runtimes
 	Checkpoints *checkpoint.Store
 
+	// Objects reads Secrets and ConfigMaps.
+	Objects podsource.Objects
 	// AgentToken is the access token of a sandbox's agent; nil means none.
 	AgentToken func(sandbox.ID) string
 	// StartTimeout bounds the wait for an agent.

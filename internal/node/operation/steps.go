@@ -55,10 +55,12 @@ type Operation struct {
 	// Origin is the checkpoint that a new sandbox is created from; nil for its image.
 	Origin *checkpoint.Origin
 	// moved means that a resuming sandbox has a new address.
-	moved   bool
-	netns   string
-	rootfs  ctrd.Rootfs
-	console *oci.Console
+	moved bool
+	// resolved is nil before Resolve.
+	resolved *resolved
+	netns    string
+	rootfs   ctrd.Rootfs
+	console  *oci.Console
 }
 
 // step is one change of the host. Both functions may be repeated, and undo works whether do was never called,
@@ -300,6 +302,9 @@ func (w *Operation) removeFiles(ctx context.Context) error {
 // empty: files still mounted there are not deleted through it.
 func (w *Operation) removeOwnFiles(ctx context.Context) error {
 	if err := w.RemoveMemory(ctx); err != nil {
+		return err
+	}
+	if err := ctrd.Unmount(w.projectedDir()); err != nil {
 		return err
 	}
 	if err := os.Remove(w.Path("rootfs")); err != nil && !errors.Is(err, fs.ErrNotExist) {

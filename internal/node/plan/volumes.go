@@ -12,6 +12,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 )
 
 // DataPath is the path of a volume's data, relative to the volumes' directory; empty for one in memory.
@@ -49,6 +50,8 @@ func (v Volume) String() string {
 		what = "claim " + v.Claim
 	case v.Scratch != "":
 		what = "directory " + v.Scratch
+	case v.Projected != "":
+		what = "projected volume " + v.Projected
 	}
 	if v.SubPath != "" {
 		what += "/" + v.SubPath
@@ -64,9 +67,10 @@ func (v Volume) String() string {
 
 // Volume is one mount of a template.
 type Volume struct {
-	// Claim or Scratch names a directory of the sandbox; neither means memory.
+	// Claim or Scratch names a directory of the sandbox, Projected one of the plan's projections; none means memory.
 	Claim     string `json:"claim,omitempty"`
 	Scratch   string `json:"scratch,omitempty"`
+	Projected string `json:"projected,omitempty"`
 	SubPath   string `json:"subPath,omitempty"`
 	Target    string `json:"target"`
 	ReadOnly  bool   `json:"readOnly,omitempty"`
@@ -79,8 +83,11 @@ func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []V
 		isClaim := func(t agents.PersistentVolumeClaimTemplate) bool { return t.Name == m.Name }
 		isVolume := func(t corev1.Volume) bool { return t.Name == m.Name }
 		if j := slices.IndexFunc(s.Spec.PodTemplate.Spec.Volumes, isVolume); j >= 0 {
-			source := s.Spec.PodTemplate.Spec.Volumes[j].EmptyDir
-			if source.Medium != corev1.StorageMediumMemory {
+			volume := &s.Spec.PodTemplate.Spec.Volumes[j]
+			source := volume.EmptyDir
+			if podsource.Projected(volume) != nil {
+				v.Projected, v.ReadOnly = m.Name, true
+			} else if source.Medium != corev1.StorageMediumMemory {
 				v.Scratch = m.Name
 			} else if source.SizeLimit != nil {
 				v.SizeLimit = source.SizeLimit.Value()

@@ -1,0 +1,127 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+const objectsManifest = `
+apiVersion: agents.x-k8s.io/v1beta1
+kind: Sandbox
+metadata: {name: objects}
+spec:
+  podTemplate:
+    metadata: {labels: {app: objects}}
+    spec:
+      securityContext: {fsGroup: 1000}
+      containers:
+      - name: main
+        image: barchan.local/base:latest
+        resources: {limits: {memory: 512Mi}}
+        env:
+        - {name: TOKEN, valueFrom: {secretKeyRef: {name: login, key: token}}}
+        - {name: BEARER, value: Bearer $(TOKEN)}
+        - {name: COLOR, valueFrom: {configMapKeyRef: {name: looks, key: color}}}
+        - {name: NONE, valueFrom: {configMapKeyRef: {name: absent, key: x, optional: true}}}
+        - {name: APP, valueFrom: {fieldRef: {fieldPath: "metadata.labels['app']"}}}
+        - {name: MEM, valueFrom: {resourceFieldRef: {resource: limits.memory, divisor: 1Mi}}}
+        envFrom:
+        - {prefix: LOOK_, configMapRef: {name: looks}}
+        - {secretRef: {name: absent, optional: true}}
+        command: [sh, -c, 'exec 9< /etc/login/token; until [ -e /tmp/read ]; do sleep 0.1; done; cat <&9 > /tmp/had; exec sleep infinity']
+        volumeMounts:
+        - {name: login, mountPath: /etc/login}
+        - {name: looks, mountPath: /etc/looks}
+        - {name: looks, mountPath: /etc/size, subPath: size}
+        - {name: pod, mountPath: /etc/pod}
+      volumes:
+      - {name: login, secret: {secretName: login, defaultMode: 0400}}
+      - {name: looks, configMap: {name: looks}}
+      - name: pod
+        projected:
+          sources:
+          - downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}
+          - configMap: {name: looks, items: [{key: color, path: deep/color}]}
+          - secret: {name: absent, optional: true}
+`
+
+// testPodObjects has a sandbox take variables and files from Secrets and ConfigMaps, as a Pod does.
+func testPodObjects(t *testing.T, s *server) {
+	const value, next = "swordfish-4711", "marlin-0815"
+	s.mustKubectl(objectsManifest, "apply", "-f", "-")
+	waits := func(reason, message string) {
+		t.Helper()
+		eventually.NoError(t, "it waits for "+message, func() error {
+			if got := s.condition("default", "objects", "Ready"); got != "False "+reason+": "+message {
+				return fmt.Errorf("Ready is %q", got)
+			}
+			return nil
+		})
+	}
+	waits("FailedMount", `MountVolume.SetUp failed for volume "login" : secret "login" not found`)
+	s.mustKubectl("", "create", "configmap", "looks", "--from-literal=color=blue", "--from-literal=size=9")
+	s.mustKubectl("", "create", "secret", "generic", "login", "--from-literal=user=me")
+	waits("CreateContainerConfigError", "couldn't find key token in Secret default/login")
+	if out := s.mustKubectl("", "get", "events", "--field-selector=involvedObject.name=objects"); !strings.Contains(out, "Error: couldn't find key token in Secret default/login") || !strings.Contains(out, "FailedMount") {
+		t.Errorf("events:\n%s", out)
+	}
+	s.mustKubectl("", "patch", "secret", "login", "--type=merge", "-p", `{"stringData":{"token":"`+value+`"}}`)
+	s.mustKubectl("", "wait", "--for=condition=Ready", "sandbox/objects", patience)
+	inside := func(line string) string {
+		t.Helper()
+		return s.mustKubectl("", "exec", "objects", "--", "sh", "-c", line)
+	}
+	if got := inside(`echo "$BEARER,$COLOR,$NONE,$LOOK_size,$APP,$MEM"`); got != "Bearer "+value+",blue,,9,objects,512\n" {
+		t.Errorf("its variables: %q", got)
+	}
+	if got := inside("cat /etc/login/token /etc/looks/color /etc/size /etc/pod/labels /etc/pod/deep/color; stat -Lc ' %a %g' /etc/login/token; mount | grep -c ' /etc/looks '; sudo touch /etc/login/x 2>&1; true"); !strings.HasPrefix(got, value+"blue9app=\"objects\"blue 440 1000\n1\n") || !strings.Contains(got, "Read-only") {
+		t.Errorf("its files: %q", got)
+	}
+	follows := func(path, want string) {
+		t.Helper()
+		eventually.NoError(t, path+" is "+want, func() error {
+			if got := inside("cat " + path); got != want {
+				return fmt.Errorf("it has %q", got)
+			}
+			return nil
+		})
+	}
+	s.mustKubectl("", "patch", "configmap", "looks", "--type=merge", "-p", `{"data":{"color":"green","size":"10"}}`)
+	follows("/etc/looks/color /etc/pod/deep/color /etc/size", "greengreen9") // a subPath stays
+
+	for _, mode := range []string{"Suspended", "Running"} { // with the file of a Secret open
+		s.mustKubectl("", "patch", "sandbox", "objects", "--type=merge", "-p", `{"spec":{"operatingMode":"`+mode+`"}}`)
+		if mode == "Suspended" {
+			s.onDisk(s.idOf("objects"))
+			s.mustKubectl("", "patch", "secret", "login", "--type=merge", "-p", `{"stringData":{"token":"`+next+`"}}`)
+		}
+	}
+	s.mustKubectl("", "wait", "--for=condition=Ready", "sandbox/objects", patience)
+	follows("/etc/login/token", next)
+	inside("touch /tmp/read; until [ -s /tmp/had ]; do sleep 0.1; done")
+	if got := inside("cat /tmp/had; echo $TOKEN"); got != value+value+"\n" {
+		t.Errorf("what it had open, and its variable: %q", got)
+	}
+	s.mustKubectl("", "delete", "secret", "login")
+	follows("/etc/login/token", next)
+
+	log, err := os.ReadFile(s.log.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, where := range []string{s.mustKubectl("", "get", "sandbox,pod,events", "-o", "yaml"), s.must("show", s.idOf("objects")), string(log)} {
+		if strings.Contains(where, value) || strings.Contains(where, next) {
+			t.Errorf("a value of a Secret is in\n%s", where)
+		}
+	}
+	if journal, err := os.ReadFile(filepath.Join(s.value("BARCHAN_DATA_DIR"), "node", "node.db")); err != nil || bytes.Contains(journal, []byte(value)) || !bytes.Contains(journal, []byte("secretKeyRef")) {
+		t.Errorf("the journal has a value, or no reference: %v", err)
+	}
+	s.mustKubectl("", "delete", "sandbox/objects", "configmap/looks", patience)
+}
