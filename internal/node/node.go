@@ -127,6 +127,7 @@ type Node struct {
 	adopted     chan struct{}
 	changes     chan sandbox.Ref
 	tasks       *registry.Tasks
+	inits       initializations
 	dirty       *registry.ChangeQueue
 	supervisor  *supervise.Supervisor
 	suspender   *suspend.Suspender

@@ -24,13 +24,14 @@ func TestFeatures(t *testing.T) {
 	s.must("image", "build", "base")
 	for name, test := range map[string]func(*testing.T, *server){
 		"runtimes": testRuntimes, "service": testService, "restart policy": testRestartPolicy, "refusals": testRefusals, "tenancy": testTenancy,
-		"images":         func(t *testing.T, s *server) { testImages(t, s, helloProgram(t)) },
-		"gateway":        func(t *testing.T, s *server) { testGateway(t, s, roots) },
-		"idle":           testIdle,
-		"parallel":       testParallel,
-		"pod objects":    testPodObjects,
-		"network policy": testNetworkPolicy,
-		"observability":  func(t *testing.T, s *server) { testObservability(t, s, spans) },
+		"images":          func(t *testing.T, s *server) { testImages(t, s, helloProgram(t)) },
+		"gateway":         func(t *testing.T, s *server) { testGateway(t, s, roots) },
+		"idle":            testIdle,
+		"parallel":        testParallel,
+		"pod objects":     testPodObjects,
+		"init containers": testInitContainers,
+		"network policy":  testNetworkPolicy,
+		"observability":   func(t *testing.T, s *server) { testObservability(t, s, spans) },
 	} {
 		t.Run(name, func(t *testing.T) { test(t, s.in(t)) })
 	}

@@ -125,3 +125,68 @@ func testPodObjects(t *testing.T, s *server) {
 	}
 	s.mustKubectl("", "delete", "sandbox/objects", "configmap/looks", patience)
 }
+
+const initManifest = `
+apiVersion: agents.x-k8s.io/v1beta1
+kind: Sandbox
+metadata: {name: prepared}
+spec:
+  podTemplate:
+    spec:
+      initContainers:
+      - name: first
+        image: barchan.local/base:latest
+        env: [{name: WHO, valueFrom: {secretKeyRef: {name: who, key: name}}}]
+        command: [sh, -c, 'echo "first by $WHO in $(hostname)" > /work/log; touch /root-file 2>/dev/null; until [ -e /gate/open ]; do sleep 0.1; done']
+        volumeMounts: [{name: work, mountPath: /work}, {name: gate, mountPath: /gate}]
+      - name: second
+        image: barchan.local/base:latest
+        terminationMessagePolicy: FallbackToLogsOnError
+        securityContext: {runAsUser: 0}
+        command: [sh, -c, 'ip -4 addr | grep -c "inet 10" >> /work/log; curl -s -o /dev/null --max-time 1 http://127.0.0.1:1; echo the gate says $(cat /gate/open) >&2; [ "$(cat /gate/open)" = yes ] || exit 3; id -u >> /work/log']
+        volumeMounts: [{name: work, mountPath: /work, subPath: .}, {name: gate, mountPath: /gate}]
+      containers:
+      - name: main
+        image: barchan.local/base:latest
+        command: [sh, -c, 'echo main >> /work/log; exec sleep infinity']
+        readinessProbe: {exec: {command: [grep, main, /work/log]}, periodSeconds: 1}
+        volumeMounts: [{name: work, mountPath: /work}]
+      volumes:
+      - {name: work, emptyDir: {}}
+      - {name: gate, configMap: {name: gate, optional: true}}
+`
+
+// testInitContainers has containers run in order before a sandbox, with its volumes and network.
+func testInitContainers(t *testing.T, s *server) {
+	s.mustKubectl("", "create", "secret", "generic", "who", "--from-literal=name=me")
+	s.mustKubectl(initManifest, "apply", "-f", "-")
+	ready := func(start, text string) {
+		t.Helper()
+		eventually.NoError(t, start+text, func() error {
+			if got := s.condition("default", "prepared", "Ready"); !strings.HasPrefix(got, start) || !strings.Contains(got, text) {
+				return fmt.Errorf("Ready is %q", got)
+			}
+			return nil
+		})
+	}
+	ready("False PodInitializing: init container first runs (1 of 2)", "")
+	s.mustKubectl("", "delete", "sandbox", "prepared", patience) // while one runs
+	s.mustKubectl("", "create", "configmap", "gate", "--from-literal=open=no")
+	s.mustKubectl(initManifest, "apply", "-f", "-")
+	ready("False Init:CrashLoopBackOff: ", "init container second: ended with code 3: the gate says no")
+	s.mustKubectl("", "patch", "configmap", "gate", "--type=merge", "-p", `{"data":{"open":"yes"}}`)
+	s.mustKubectl("", "wait", "--for=condition=Ready", "sandbox/prepared", patience)
+	if got := s.mustKubectl("", "exec", "prepared", "-c", "main", "--", "sh", "-c", "cat /work/log; ls /root-file /gate 2>&1; curl -s -o /dev/null --max-time 1 http://127.0.0.1:1; ip -4 addr | grep -c \"inet 10\""); !strings.HasPrefix(got, "first by me in prepared\n1\n0\nmain\nls: ") || !strings.HasSuffix(got, "\n1\n") {
+		t.Errorf("the sandbox has %q", got)
+	}
+	if out, err := s.kubectl("", "logs", "prepared", "-c", "first"); err == nil || !strings.Contains(out, "init container") {
+		t.Errorf("logs of an init container: %v %s", err, out)
+	}
+	s.mustKubectl("", "delete", "sandbox", "prepared", patience)
+
+	s.mustKubectl("", "patch", "configmap", "gate", "--type=merge", "-p", `{"data":{"open":"no"}}`)
+	s.mustKubectl(strings.Replace(initManifest, "      initContainers:", "      restartPolicy: Never\n      initContainers:", 1), "apply", "-f", "-")
+	s.mustKubectl("", "wait", "--for=condition=Finished", "sandbox/prepared", patience)
+	ready("False Init:Error: ", "init container second: ended with code 3")
+	s.mustKubectl("", "delete", "sandbox/prepared", "configmap/gate", "secret/who", patience)
+}

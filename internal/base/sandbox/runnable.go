@@ -26,7 +26,7 @@ const reserved = "/.barchan"
 // CheckRunnable reports the parts of a Pod specification that a single node cannot honour, so that it
 // is rejected at once and never partly applied. No errors means that all of it is honoured.
 //
-// Honoured: one container with image, command, args, env and envFrom (see package podsource), workingDir,
+// Honoured: one container, and init containers before it, with image, command, args, env and envFrom (see package podsource), workingDir,
 // limits and requests of CPU and memory, exec, httpGet and tcpSocket probes, volumes of emptyDir, configMap,
 // secret, projected and downwardAPI, volume claims, all with subPath and readOnly, runtimeClassName gvisor or runc, the user, group,
 // escalation, capabilities and read-only root of a security context, hostname, hostAliases,
@@ -44,9 +44,7 @@ func CheckRunnable(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) 
 	for i := 1; i < len(spec.Containers); i++ {
 		errs = append(errs, field.Forbidden(at.Child("containers").Index(i), "a sandbox on one machine has exactly one container"))
 	}
-	if len(spec.InitContainers) > 0 {
-		errs = append(errs, unsupported(at.Child("initContainers"), "put the work into the image or the entrypoint"))
-	}
+	errs = append(errs, checkInit(spec, at.Child("initContainers"))...)
 	if len(spec.EphemeralContainers) > 0 {
 		errs = append(errs, unsupported(at.Child("ephemeralContainers"), "run commands in the sandbox instead"))
 	}

@@ -209,8 +209,13 @@ func (r *sandboxReconciler) failed(ctx context.Context, s *agents.Sandbox, seen 
 	final := isFinal(cause)
 	status := statusOf(s, seen)
 	reason := agents.ReasonReconcilerError
-	if errors.Is(cause, sandbox.ErrImage) {
+	switch {
+	case errors.Is(cause, sandbox.ErrImage):
 		reason = sandbox.ReasonImage
+	case errors.Is(cause, sandbox.ErrInit) && final:
+		reason = sandbox.ReasonInitError
+	case errors.Is(cause, sandbox.ErrInit):
+		reason = sandbox.ReasonInitFailed
 	}
 	setFailure(s, status, reason, text, final)
 	if r.Events != nil {

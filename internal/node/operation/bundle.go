@@ -52,7 +52,7 @@ func (w *Operation) writeBundle(ctx context.Context) error {
 	if err != nil {
 		return errs.Retryable(err)
 	}
-	return errs.Retryable(oci.WriteBundle(w.host.Dir(w.ID()), oci.Spec(oci.Sandbox{
+	return errs.Retryable(oci.WriteBundle(w.Path(""), oci.Spec(oci.Sandbox{
 		Class: p.Class, Hostname: p.Hostname, Rootfs: w.Path("rootfs"), NetnsPath: w.netns, AgentDir: agentDir,
 		CgroupsPath: w.host.Cgroup(w.ID()), Env: []string{"PATH=" + plan.DefaultPath}, Mounts: mounts, Limits: p.Limits, Security: p.Security,
 	})))
@@ -77,9 +77,9 @@ func (w *Operation) mounts() (mounts []oci.Mount, err error) {
 		case v.Projected != "":
 			m.Source = w.projectedSource(i, v)
 		case v.Claim != "":
-			m.Source, err = volumeDir(filepath.Join(w.host.ClaimsDir(w.ID()), v.Claim), v.SubPath)
+			m.Source, err = volumeDir(w.VolumeSource(v), v.SubPath)
 		case v.Scratch != "":
-			m.Source, err = volumeDir(w.Path(filepath.Join("volumes", v.Scratch)), v.SubPath)
+			m.Source, err = volumeDir(w.VolumeSource(v), v.SubPath)
 		}
 		if err != nil {
 			return nil, err

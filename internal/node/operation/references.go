@@ -35,6 +35,11 @@ func (w *Operation) Resolve(ctx context.Context) (err error) {
 	if found.env, err = w.resolveEnv(ctx); err != nil {
 		return err
 	}
+	for i := range w.Row.Plan.Init { // all that is missing is known before anything runs
+		if _, err = w.initContainer(i).resolveEnv(ctx); err != nil {
+			return err
+		}
+	}
 	w.resolved = found
 	return nil
 }
@@ -105,7 +110,7 @@ func (w *Operation) environment(ctx context.Context, former map[string]string) (
 }
 
 // projectedDir is where the memory of the projected volumes is mounted.
-func (w *Operation) projectedDir() string { return w.Path("projected") }
+func (w *Operation) projectedDir() string { return w.shared("projected") }
 
 func (w *Operation) projectedVolume(name string) string {
 	return filepath.Join(w.projectedDir(), "volumes", name)
@@ -164,7 +169,7 @@ func (w *Operation) copySubPaths() error {
 }
 
 func (w *Operation) subPathCopy(mount int) string {
-	return filepath.Join(w.projectedDir(), "subpaths", strconv.Itoa(mount))
+	return filepath.Join(w.projectedDir(), "subpaths", strconv.Itoa(w.init), strconv.Itoa(mount))
 }
 
 // projectedSource is the host path of a mount of a projected volume.

@@ -46,6 +46,11 @@ func (p *Plan) SetOwn(s *agents.Sandbox) {
 	for _, e := range p.Env {
 		refers = refers || e.ValueFrom != nil
 	}
+	for i := range p.Init {
+		for _, e := range p.Init[i].Env {
+			refers = refers || e.ValueFrom != nil
+		}
+	}
 	if !refers {
 		return
 	}

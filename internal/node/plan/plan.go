@@ -55,6 +55,8 @@ type Plan struct {
 	Security oci.Security `json:"security"`
 	// Volumes are all mounts of the sandbox, in the template's order.
 	Volumes []Volume `json:"volumes,omitempty"`
+	// Init are the containers that run before the sandbox starts, each to its end.
+	Init []InitContainer `json:"init,omitempty"`
 	// Projections are the contents of the volumes of Secrets, ConfigMaps and the object's fields.
 	Projections []Projection `json:"projections,omitempty"`
 	Secure      bool         `json:"secure,omitempty"`
@@ -113,11 +115,14 @@ func New(s *agents.Sandbox, d Defaults) (Plan, error) {
 	}
 	p.User, p.Security = security(spec, c, p.Class)
 	p.NonRoot = nonRoot(spec, c)
+	if err := p.setInit(s, d.Limits, at); err != nil {
+		return p, err
+	}
 	var err error
 	if _, err = p.Egress(); err != nil {
 		return Plan{}, err
 	}
-	if p.Volumes, err = volumes(s, c, at); err != nil {
+	if p.Volumes, err = volumes(s, c, at.Child("containers").Index(0)); err != nil {
 		return p, err
 	}
 	p.Projections = projections(spec)

@@ -95,7 +95,7 @@ func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []V
 		} else if slices.ContainsFunc(s.Spec.VolumeClaimTemplates, isClaim) {
 			v.Claim = m.Name
 		} else {
-			where := at.Child("containers").Index(0).Child("volumeMounts").Index(i).Child("name")
+			where := at.Child("volumeMounts").Index(i).Child("name")
 			return nil, fmt.Errorf("%w: %w", field.NotFound(where, m.Name), errs.ErrInvalid)
 		}
 		result = append(result, v)
