@@ -54,8 +54,10 @@ func matrix() (all []crash) {
 		then string
 	}{
 		{op: cold, at: `create/written sandbox/seen sandbox/driven sandbox/status
-			row/making node/address node/network node/snapshot node/mount node/bundle node/record node/init node/start node/agent node/hold row/live
+			row/making node/address node/network node/snapshot node/mount node/bundle node/record node/start node/agent node/hold row/live
 			sandbox/driven:2 sandbox/status:2 create/timed create/routed`},
+		{op: prepared, at: "row/making node/init_started node/init node/start node/agent row/live"},
+		{op: prepared, at: "node/init_started", then: "undo/start undo/init undo/address"},
 		{op: warm, at: "claim/held claim/written claim/bound create/routed node/bind_config node/bind_agent pool/made row/making"},
 		{op: claimObject, at: "claim/held claim/written claimobject/status"},
 		{op: coldClaimObject, at: "claimobject/made row/making row/live claimobject/status"},
@@ -67,7 +69,7 @@ func matrix() (all []crash) {
 			sandbox/driven sandbox/status`},
 		{op: restart, at: "row/restarting node/network node/start node/agent row/live"},
 		{op: finish, at: "row/ended sandbox/driven sandbox/status"},
-		{op: kill, at: `delete/written row/removing undo/start undo/init undo/record undo/mount undo/bundle undo/snapshot undo/network undo/address
+		{op: kill, at: `delete/written row/removing undo/start undo/record undo/mount undo/bundle undo/snapshot undo/network undo/address
 			row/gone sandbox/removed sandbox/released`},
 		{op: killStored, at: "delete/written row/removing undo/bundle undo/address row/gone"},
 		{op: shrink, at: "pool/unmade row/removing sandbox/released"},

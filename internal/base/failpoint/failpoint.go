@@ -46,7 +46,7 @@ var names = []string{
 	"migrate/leases", "migrate/moved",
 
 	// A step of the node is done.
-	"node/address", "node/network", "node/snapshot", "node/mount", "node/bundle", "node/record", "node/init", "node/projected", "node/start", "node/agent", "node/hold",
+	"node/address", "node/network", "node/snapshot", "node/mount", "node/bundle", "node/record", "node/init_started", "node/init", "node/projected", "node/start", "node/agent", "node/hold",
 	"node/checkpoint", "node/flush", "node/keep", "node/stop", "node/unmount", "node/detach", "node/stored",
 	"node/restore", "node/running", "node/forgotten", "node/frozen", "node/thawed",
 	"node/bind_config", "node/bind_agent",

@@ -84,6 +84,9 @@ func (w *Operation) runToEnd(ctx context.Context) (err error) {
 	if err := w.start(ctx); err != nil {
 		return err
 	}
+	if err := w.After("init_started"); err != nil {
+		return err
+	}
 	return w.awaitEnd(ctx)
 }
 
