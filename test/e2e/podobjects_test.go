@@ -92,6 +92,10 @@ func testPodObjects(t *testing.T, s *server) {
 			return nil
 		})
 	}
+	fork := s.mustFork(s.idOf("objects"), 1, nil)[0] // with the file of a Secret open
+	if got := s.exec(fork.SandboxID, "cat /etc/login/token; echo $TOKEN"); got != value+value {
+		t.Errorf("its fork has %q", got)
+	}
 	s.mustKubectl("", "patch", "configmap", "looks", "--type=merge", "-p", `{"data":{"color":"green","size":"10"}}`)
 	follows("/etc/looks/color /etc/pod/deep/color /etc/size", "greengreen9") // a subPath stays
 
@@ -123,7 +127,15 @@ func testPodObjects(t *testing.T, s *server) {
 	if journal, err := os.ReadFile(filepath.Join(s.value("BARCHAN_DATA_DIR"), "node", "node.db")); err != nil || bytes.Contains(journal, []byte(value)) || !bytes.Contains(journal, []byte("secretKeyRef")) {
 		t.Errorf("the journal has a value, or no reference: %v", err)
 	}
+	s.must("kill", fork.SandboxID)
 	s.mustKubectl("", "delete", "sandbox/objects", "configmap/looks", patience)
+
+	template := strings.NewReplacer("agents.x-k8s.io", "extensions.agents.x-k8s.io", "kind: Sandbox", "kind: SandboxTemplate").Replace(objectsManifest)
+	s.mustKubectl(template, "apply", "-f", "-")
+	if status, text := s.call(s.localKey(), "POST", "/sandboxes", map[string]any{"templateID": "objects"}); status != 503 || !strings.Contains(text, `secret \"login\" not found`) {
+		t.Errorf("a create without its Secret: %d %s", status, text)
+	}
+	s.mustKubectl("", "delete", "sandboxtemplate", "objects", patience)
 }
 
 const initManifest = `
