@@ -56,8 +56,8 @@ func matrix() (all []crash) {
 		{op: cold, at: `create/written sandbox/seen sandbox/driven sandbox/status
 			row/making node/address node/network node/snapshot node/mount node/bundle node/record node/start node/agent node/hold row/live
 			sandbox/driven:2 sandbox/status:2 create/timed create/routed`},
-		{op: prepared, at: "row/making node/init_started node/init node/start node/agent row/live"},
-		{op: prepared, at: "node/init_started", then: "undo/start undo/init undo/address"},
+		{op: prepared, at: "node/init_started node/init node/start"},
+		{op: prepared, at: "node/init_started", then: "undo/start undo/init"},
 		{op: warm, at: "claim/held claim/written claim/bound create/routed node/bind_config node/bind_agent pool/made row/making"},
 		{op: claimObject, at: "claim/held claim/written claimobject/status"},
 		{op: coldClaimObject, at: "claimobject/made row/making row/live claimobject/status"},

@@ -122,14 +122,12 @@ func (w *Operation) FillProjected(ctx context.Context) error {
 	if len(p.Projections) == 0 {
 		return nil
 	}
-	volumes := map[string]map[string]podsource.File{}
+	var volumes map[string]map[string]podsource.File
+	var err error
 	if w.resolved != nil {
 		volumes = w.resolved.volumes
-	} else {
-		var err error
-		if volumes, err = w.resolveVolumes(ctx); err != nil {
-			return err
-		}
+	} else if volumes, err = w.resolveVolumes(ctx); err != nil {
+		return err
 	}
 	if err := projection.Mount(w.projectedDir()); err != nil {
 		return errs.Retryable(err)
