@@ -46,7 +46,7 @@ type HostConfig struct {
 	Runtimes    *programs.Runtimes
 	Checkpoints *checkpoint.Store
 
-	// Objects reads Secrets and ConfigMaps.
+	// Objects reads Secrets and ConfigMaps; nil: there are none.
 	Objects podsource.Objects
 	// AgentToken is the access token of a sandbox's agent; nil means none.
 	AgentToken func(sandbox.ID) string
@@ -78,6 +78,9 @@ type Host struct {
 
 // NewHost starts nothing.
 func NewHost(cfg HostConfig) *Host {
+	if cfg.Objects == nil {
+		cfg.Objects = noObjects{}
+	}
 	return &Host{
 		cfg: cfg, restores: make(chan struct{}, checkpoint.MaxConcurrentRestores()),
 		Agents: &http.Client{Transport: &http.Transport{

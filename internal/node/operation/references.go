@@ -9,12 +9,23 @@ import (
 	"path/filepath"
 	"strconv"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/projection"
 )
+
+// noObjects is a podsource.Objects without any.
+type noObjects struct{}
+
+func (noObjects) Secret(context.Context, string, string) (*corev1.Secret, error) { return nil, nil }
+
+func (noObjects) ConfigMap(context.Context, string, string) (*corev1.ConfigMap, error) {
+	return nil, nil
+}
 
 // resolved has the values that a sandbox takes from objects. They are never in its row.
 type resolved struct {
