@@ -172,7 +172,7 @@ func (d *Daemon) nodeControllers() []controllerSpec {
 	return []controllerSpec{
 		{"sandboxes", func() (controller, error) {
 			return controllers.NewSandbox(controllers.SandboxConfig{
-				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.Node, Node: d.cfg.NodeName, Changes: d.machine.Node.Changes(), Events: d.recorder, Origins: d.cache,
+				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.Node, Node: d.cfg.NodeName, Changes: d.machine.Node.Changes(), Events: d.recorder, Origins: d.cache, References: d.cache,
 				ForkSecrets: d.cfg.ForkSecrets, LastWarmClaim: d.picker.LastWarmClaim,
 			})
 		}},

@@ -24,7 +24,7 @@ func (d *Daemon) makeNode(ctx context.Context) (err error) {
 		return nil
 	}
 	d.machine, err = machine.New(&d.cfg.Config, d.cfg.Log, machine.Hooks{
-		Exists: d.exists, Tokens: d.tokens, Metrics: d.metrics, Health: d.health, Written: d.journalWritten, Repaired: d.repaired,
+		Exists: d.exists, Objects: podObjects{d}, Tokens: d.tokens, Metrics: d.metrics, Health: d.health, Written: d.journalWritten, Repaired: d.repaired,
 		Adopted: func(ctx context.Context, n *node.Node) error {
 			return machine.CheckNodeName(ctx, d.cfg.NodeName, n, d.cache)
 		},

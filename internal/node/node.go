@@ -21,6 +21,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/capture"
@@ -88,6 +89,8 @@ type Config struct {
 	StartTimeout time.Duration
 	// AgentToken is the access token of a sandbox's agent; nil means none.
 	AgentToken func(sandbox.ID) string
+	// Objects reads Secrets and ConfigMaps, which sandboxes refer to; nil: there are none.
+	Objects podsource.Objects
 	// Credentials for registries; nil means none.
 	Credentials ctrd.Credentials
 	// Exists reports whether the source of truth, not a cache, has a sandbox. The node removes orphans only if it returns
@@ -126,6 +129,7 @@ type Node struct {
 	adopted     chan struct{}
 	changes     chan sandbox.Ref
 	tasks       *registry.Tasks
+	inits       initializations
 	dirty       *registry.ChangeQueue
 	supervisor  *supervise.Supervisor
 	suspender   *suspend.Suspender
@@ -280,7 +284,7 @@ func (n *Node) open() error {
 		Name: n.cfg.Name, DataDir: n.cfg.DataDir, MemoryDir: n.cfg.MemoryDir, CgroupParent: n.cfg.CgroupParent,
 		Containerd: n.cfg.Containerd, Credentials: n.cfg.Credentials, Network: n.network, Subnet6: n.cfg.Network.Subnet6,
 		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints, Volumes: n.Volumes,
-		AgentToken: n.cfg.AgentToken, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
+		AgentToken: n.cfg.AgentToken, Objects: n.cfg.Objects, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
 		Holder: n.inventory.Holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,
 		AfterStep: n.cfg.AfterStep, BeforeUndo: n.cfg.BeforeUndo, ObserveStep: n.cfg.ObserveStep, Log: n.log,
 	})

@@ -56,6 +56,8 @@ func matrix() (all []crash) {
 		{op: cold, at: `create/written sandbox/seen sandbox/driven sandbox/status
 			row/making node/address node/network node/snapshot node/mount node/bundle node/record node/start node/agent node/hold row/live
 			sandbox/driven:2 sandbox/status:2 create/timed create/routed`},
+		{op: prepared, at: "node/init_started node/init node/start"},
+		{op: prepared, at: "node/init_started", then: "undo/start undo/init"},
 		{op: warm, at: "claim/held claim/written claim/bound create/routed node/bind_config node/bind_agent pool/made row/making"},
 		{op: claimObject, at: "claim/held claim/written claimobject/status"},
 		{op: coldClaimObject, at: "claimobject/made row/making row/live claimobject/status"},
@@ -63,7 +65,7 @@ func matrix() (all []crash) {
 		{op: freeze, at: "pause/written row/pausing node/frozen row/paused sandbox/driven sandbox/status"},
 		{op: store, at: "node/checkpoint node/flush row/storing node/keep node/stop node/unmount node/detach row/stored node/stored"},
 		{op: thaw, at: "connect/written row/resuming node/thawed row/live sandbox/driven sandbox/status"},
-		{op: wake, at: `connect/written row/waking node/network node/mount node/restore node/agent row/live node/running node/forgotten
+		{op: wake, at: `connect/written row/waking node/network node/mount node/projected node/restore node/agent row/live node/running node/forgotten
 			sandbox/driven sandbox/status`},
 		{op: restart, at: "row/restarting node/network node/start node/agent row/live"},
 		{op: finish, at: "row/ended sandbox/driven sandbox/status"},

@@ -194,6 +194,13 @@ func (c *Cache) SandboxesByIdempotency(ctx context.Context, namespace, hash stri
 	return clones(in(namespace, found), err)
 }
 
+// Referring returns the sandboxes of a namespace that refer to a Secret or ConfigMap of it. The cache shares them: the
+// caller must not change them.
+func (c *Cache) Referring(ctx context.Context, kind string, key types.NamespacedName) ([]*agents.Sandbox, error) {
+	found, err := shared[*agents.Sandbox](ctx, c, indexReference, kind+"/"+key.Name)
+	return in(key.Namespace, found), err
+}
+
 // Template returns one template by name.
 func (c *Cache) Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
 	return read(ctx, c.memory(), key, &extensions.SandboxTemplate{})

@@ -9,6 +9,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
@@ -30,6 +31,7 @@ const (
 	indexPodOwner       = "barchan.podOwner"
 	indexVolumeID       = "barchan.volumeID"
 	indexMounts         = "barchan.mounts"
+	indexReference      = "barchan.reference"
 )
 
 // index finds objects of one kind by a value. The first read by it makes it, so that a process has those that it reads.
@@ -74,8 +76,21 @@ func indexes() []index {
 			}
 			return nil
 		}},
+		{indexReference, box, references},
 		{indexPodOwner, &corev1.Pod{}, of(func(p *corev1.Pod) string { return string(owner(p)) })},
 	}
+}
+
+// references returns the Secrets and ConfigMaps that a sandbox refers to.
+func references(o client.Object) (values []string) {
+	s, ok := o.(*agents.Sandbox)
+	if !ok {
+		return nil
+	}
+	for _, r := range podsource.References(&s.Spec.PodTemplate.Spec) {
+		values = append(values, r.Kind+"/"+r.Name)
+	}
+	return values
 }
 
 // originOf returns the checkpoint that a sandbox starts from.

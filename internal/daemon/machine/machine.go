@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/health"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
@@ -53,6 +54,7 @@ type Machine struct {
 // Hooks connect a machine to the server around it; each is optional.
 type Hooks struct {
 	Exists   func(ctx context.Context, ref sandbox.Ref) (bool, error)
+	Objects  podsource.Objects
 	Tokens   *sandbox.Tokens
 	Metrics  prometheus.Registerer
 	Health   *health.Gate
@@ -121,7 +123,7 @@ func (m *Machine) nodeConfig(cfg *config.Config, log *slog.Logger, h Hooks) (nod
 		DefaultLimits: oci.Limits{
 			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),
 		},
-		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.Exists, Log: log, Refuse: h.Health.Err, CheckSpace: hostcheck.CheckSpace(cfg), Journalled: h.Written, OnRepair: h.Repaired, Metrics: h.Metrics,
+		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.Exists, Objects: h.Objects, Log: log, Refuse: h.Health.Err, CheckSpace: hostcheck.CheckSpace(cfg), Journalled: h.Written, OnRepair: h.Repaired, Metrics: h.Metrics,
 	}
 	if failpoint.Enabled {
 		out.AfterStep = func(step string) error { return failpoint.Err("node/" + step) }

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
@@ -47,6 +48,8 @@ type HostConfig struct {
 	Checkpoints *checkpoint.Store
 	Volumes     *volumes.Store
 
+	// Objects reads Secrets and ConfigMaps; nil: there are none.
+	Objects podsource.Objects
 	// AgentToken is the access token of a sandbox's agent; nil means none.
 	AgentToken func(sandbox.ID) string
 	// StartTimeout bounds the wait for an agent.
@@ -77,6 +80,9 @@ type Host struct {
 
 // NewHost starts nothing.
 func NewHost(cfg HostConfig) *Host {
+	if cfg.Objects == nil {
+		cfg.Objects = noObjects{}
+	}
 	return &Host{
 		cfg: cfg, restores: make(chan struct{}, checkpoint.MaxConcurrentRestores()),
 		Agents: &http.Client{Transport: &http.Transport{

@@ -24,7 +24,7 @@ func (w *Operation) VolumeSource(v plan.Volume) string {
 	if v.Claim != "" {
 		return filepath.Join(w.host.ClaimsDir(w.ID()), v.Claim)
 	}
-	return w.Path(filepath.Join("volumes", v.Scratch))
+	return w.shared(filepath.Join("volumes", v.Scratch))
 }
 
 // RestoresMemory reports whether a sandbox's processes come from a checkpoint.

@@ -12,6 +12,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 )
 
 // DataPath is the path of a volume's data, relative to the volumes' directory; empty for one in memory.
@@ -61,6 +62,8 @@ func (v Volume) String() string {
 		what = "claim " + v.Claim
 	case v.Scratch != "":
 		what = "directory " + v.Scratch
+	case v.Projected != "":
+		what = "projected volume " + v.Projected
 	}
 	if v.SubPath != "" {
 		what += "/" + v.SubPath
@@ -76,11 +79,12 @@ func (v Volume) String() string {
 
 // Volume is one mount of a template.
 type Volume struct {
-	// Volume names one of the namespace, which is not the sandbox's own. Claim or Scratch names a directory of the sandbox. None
-	// of them means memory.
+	// Volume names one of the namespace, which is not the sandbox's own. Claim or Scratch names a directory of the sandbox,
+	// Projected one of the plan's projections. None of them means memory.
 	Volume    string `json:"volume,omitempty"`
 	Claim     string `json:"claim,omitempty"`
 	Scratch   string `json:"scratch,omitempty"`
+	Projected string `json:"projected,omitempty"`
 	SubPath   string `json:"subPath,omitempty"`
 	Target    string `json:"target"`
 	ReadOnly  bool   `json:"readOnly,omitempty"`
@@ -102,7 +106,10 @@ func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []V
 		isVolume := func(t corev1.Volume) bool { return t.Name == m.Name }
 		if j := slices.IndexFunc(s.Spec.PodTemplate.Spec.Volumes, isVolume); j >= 0 {
 			v.Transient = slices.Contains(transient, m.Name)
-			switch source := s.Spec.PodTemplate.Spec.Volumes[j]; {
+			volume := &s.Spec.PodTemplate.Spec.Volumes[j]
+			switch source := volume.VolumeSource; {
+			case podsource.Projected(volume) != nil:
+				v.Projected, v.ReadOnly = m.Name, true
 			case source.PersistentVolumeClaim != nil:
 				v.Volume = source.PersistentVolumeClaim.ClaimName
 				v.ReadOnly = v.ReadOnly || source.PersistentVolumeClaim.ReadOnly
@@ -114,7 +121,7 @@ func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []V
 		} else if slices.ContainsFunc(s.Spec.VolumeClaimTemplates, isClaim) {
 			v.Claim = m.Name
 		} else {
-			where := at.Child("containers").Index(0).Child("volumeMounts").Index(i).Child("name")
+			where := at.Child("volumeMounts").Index(i).Child("name")
 			return nil, fmt.Errorf("%w: %w", field.NotFound(where, m.Name), errs.ErrInvalid)
 		}
 		result = append(result, v)

@@ -306,6 +306,9 @@ func heldUp(s *agents.Sandbox) error {
 	if message, lacks := sandbox.LacksImage(s); lacks {
 		return apistatus.Refuse(errs.ErrUnavailable, "the sandbox cannot start: %s", message)
 	}
+	if message, lacks := sandbox.LacksObject(s); lacks {
+		return apistatus.Refuse(errs.ErrUnavailable, "the sandbox cannot start: %s", message)
+	}
 	if message, refused := sandbox.RefusedSecrets(s); refused {
 		return apistatus.Refuse(errs.ErrForbidden, "the sandbox cannot start: %s", message)
 	}
