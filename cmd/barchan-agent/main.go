@@ -25,6 +25,7 @@ func run(ctx context.Context) int {
 	file := flag.String("config", envd.ConfigPath, "path of the configuration")
 	version := flag.Bool("version", false, "print the protocol version and exit")
 	owners := flag.String(agent.FlagOwners, "", "print whose the sockets of these inodes are and exit")
+	home := flag.String(agent.FlagSFTP, "", "serve SFTP on standard input and output, in this directory")
 	to := flag.String("install", "", "copy this program into this directory and exit")
 	detached := flag.String("detach", "", "start an agent with this configuration (JSON) beside the container's program, wait until it\nanswers, and run the command that the arguments name, if any")
 	beside := flag.String("beside", "", "be the agent that -detach starts")
@@ -44,6 +45,8 @@ func run(ctx context.Context) int {
 		return 0
 	}
 	switch {
+	case *home != "":
+		return result(agent.ServeSFTP(os.Stdin, os.Stdout, *home))
 	case *to != "":
 		return result(install(*to))
 	case *detached != "":

@@ -51,6 +51,7 @@ func (a *Agent) handler() http.Handler {
 		"GET " + envd.PathLogs:       a.getLogs,
 		"GET " + envd.PathPorts:      a.getPorts,
 		"GET " + envd.PathConnect:    a.getConnect,
+		"GET " + envd.PathSFTP:       a.getSFTP,
 	} {
 		mux.Handle(route, reply.Handler(a.log, h))
 	}
