@@ -27,6 +27,7 @@ func TestFeatures(t *testing.T) {
 		"gateway":        func(t *testing.T, s *server) { testGateway(t, s, roots) },
 		"idle":           testIdle,
 		"parallel":       testParallel,
+		"ssh":            testSSH,
 		"network policy": testNetworkPolicy,
 		"observability":  func(t *testing.T, s *server) { testObservability(t, s, spans) },
 	} {

@@ -28,6 +28,7 @@ const (
 	indexUnfinished     = "barchan.unfinished"
 	indexWarm           = "barchan.warm"
 	indexPodOwner       = "barchan.podOwner"
+	indexSSHKey         = "barchan.sshKey"
 )
 
 // index finds objects of one kind by a value. The first read by it makes it, so that a process has those that it reads.
@@ -58,6 +59,7 @@ func indexes() []index {
 		{indexOrigin, box, of(func(s *agents.Sandbox) string { return string(pool.OriginOf(s)) })},
 		{indexIdempotency, box, of(func(s *agents.Sandbox) string { return s.Annotations[pool.AnnotationIdempotencyKey] })},
 		{indexKeyHash, &barchan.APIKey{}, of(func(k *barchan.APIKey) string { return k.Spec.SHA256 })},
+		{indexSSHKey, &barchan.APIKey{}, sshKeysOf},
 		{indexPoolTemplate, swp, of(func(p *extensions.SandboxWarmPool) string { return pool.TemplateOf(p).String() })},
 		{indexRevisionOf, &barchan.TemplateRevision{}, of(func(r *barchan.TemplateRevision) string { return r.Spec.TemplateName })},
 		{indexClaimPool, claim, of(func(c *extensions.SandboxClaim) string { return c.Spec.WarmPoolRef.Name })},
@@ -67,6 +69,18 @@ func indexes() []index {
 		{indexWarm, &barchan.Checkpoint{}, of(warmUpOf)},
 		{indexPodOwner, &corev1.Pod{}, of(func(p *corev1.Pod) string { return string(owner(p)) })},
 	}
+}
+
+// sshKeysOf returns the fingerprints of an API key's SSH keys.
+func sshKeysOf(o client.Object) (found []string) {
+	if k, ok := o.(*barchan.APIKey); ok {
+		for _, text := range k.Spec.SSHKeys {
+			if fingerprint, err := barchan.SSHFingerprint(text); err == nil {
+				found = append(found, fingerprint)
+			}
+		}
+	}
+	return found
 }
 
 // originOf returns the checkpoint that a sandbox starts from.

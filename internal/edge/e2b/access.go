@@ -67,7 +67,11 @@ var accessOf = map[string]kubeauth.Access{
 	"GET /templates/{templateID}/builds/{buildID}/status": {Verb: "get", Resource: buildResource},
 	"GET /templates/{templateID}/builds/{buildID}/logs":   {Verb: "get", Resource: buildResource},
 	"GET /teams":                                          {Verb: "list", Resource: sandboxResource},
+	"GET /ssh":                                            {Verb: "list", Resource: sandboxResource},
 	"GET /api-keys":                                       {Verb: "list", Resource: keyResource},
+	"GET /ssh-keys":                                       {Verb: "list", Resource: keyResource},
+	"POST /ssh-keys":                                      {Verb: "update", Resource: keyResource},
+	"DELETE /ssh-keys":                                    {Verb: "update", Resource: keyResource},
 	"POST /api-keys":                                      {Verb: "create", Resource: keyResource},
 	"DELETE /api-keys/{apiKeyID}":                         {Verb: "delete", Resource: keyResource},
 }

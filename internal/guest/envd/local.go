@@ -22,8 +22,8 @@ const (
 	// a Unix socket, whatever its mode.
 	PathConnect = "/internal/connect"
 	// PathSFTP leads, after 101, to an SFTP server that runs as the request's user.
-	PathSFTP = "/internal/sftp"
-	QueryPort   = "port"
+	PathSFTP  = "/internal/sftp"
+	QueryPort = "port"
 	// UpgradeTCP is the protocol that a connection of PathConnect changes to.
 	UpgradeTCP = "tcp"
 )
