@@ -28,6 +28,7 @@ func TestFeatures(t *testing.T) {
 		"idle":           testIdle,
 		"parallel":       testParallel,
 		"ssh":            testSSH,
+		"runtime API":    testRuntimeAPI,
 		"network policy": testNetworkPolicy,
 		"observability":  func(t *testing.T, s *server) { testObservability(t, s, spans) },
 	} {

@@ -78,7 +78,7 @@ func (a *Agent) ownersAs(ctx context.Context, uid, gid uint32, inodes []string) 
 
 // getConnect upgrades the connection to one with a port of the sandbox's loopback, or with a Unix socket.
 func (a *Agent) getConnect(w http.ResponseWriter, r *http.Request) error {
-	path, where := r.URL.Query().Get(envd.QueryPath), ""
+	path := r.URL.Query().Get(envd.QueryPath)
 	port, err := strconv.ParseUint(r.URL.Query().Get(envd.QueryPort), 10, 16)
 	if path != "" && !filepath.IsAbs(path) {
 		return reply.Refuse(http.StatusBadRequest, "%s: want an absolute path", envd.QueryPath)
@@ -90,8 +90,8 @@ func (a *Agent) getConnect(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	var inner net.Conn
+	where := path
 	if path != "" {
-		where = path
 		inner, err = dialSocket(r.Context(), path)
 	} else {
 		where = fmt.Sprintf("port %d", port)

@@ -234,7 +234,7 @@ func ProxyCommand(a *app.App) *cobra.Command {
 				_ = nc.(*net.TCPConn).CloseWrite()
 			}()
 			if _, err = io.Copy(a.Stdout, nc); cmd.Context().Err() != nil {
-				return nil //nolint:nilerr // ssh has ended, and ends this program
+				return nil // ssh has ended, and ends this program
 			}
 			return err
 		},
