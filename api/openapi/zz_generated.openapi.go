@@ -1492,6 +1492,25 @@ func schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref common.ReferenceCallback
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
+					"sshKeys": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "SSHKeys are public keys of the key's holder, in the form of a line of OpenSSH's authorized_keys without options: type, base64 and optionally a comment. They open sandboxes of the namespace over SSH, as long as this key is valid.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 				},
 				Required: []string{"sha256"},
 			},

@@ -5,6 +5,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -57,6 +58,9 @@ type Config struct {
 	Domains  []string // below which hosts are <port>-<id>; clients receive the first
 	TLSCert  string   // PEM files; both empty: a local CA in the data directory
 	TLSKey   string
+
+	SSHAddr    string // SSH into sandboxes; empty: not served
+	SSHHostKey string // private key of SSHAddr; empty: one in the data directory
 
 	ACME                bool   // certificates of Domains by ACME; TLSCert wins
 	ACMEDirectory       string // URL of the authority
@@ -174,6 +178,7 @@ func Default() Config {
 		HTTPAddr:            "127.0.0.1:7700",
 		TLSAddr:             "127.0.0.1:7743",
 		KubeAddr:            "127.0.0.1:7764",
+		SSHAddr:             "127.0.0.1:7722",
 		Domains:             []string{"barchan.localhost"},
 		ACMEDirectory:       acme.LetsEncrypt,
 		ACMEUpdateAlgorithm: "hmac-sha256",
@@ -240,6 +245,11 @@ func (c *Config) ServesTraffic() bool { return c.Role == RoleServer || c.Role ==
 // APIKeyFile holds the key that the local command line uses; only its owner may read it.
 func (c *Config) APIKeyFile() string {
 	return filepath.Join(c.DataDir, "credentials", "api-key")
+}
+
+// HostKeyFile is the private key of the SSH server.
+func (c *Config) HostKeyFile() string {
+	return cmp.Or(c.SSHHostKey, filepath.Join(c.DataDir, "credentials", "ssh-host-key"))
 }
 
 // Kubeconfig is the administrator's way to the Kubernetes API.

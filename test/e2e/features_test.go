@@ -30,6 +30,8 @@ func TestFeatures(t *testing.T) {
 		"parallel":        testParallel,
 		"pod objects":     testPodObjects,
 		"init containers": testInitContainers,
+		"ssh":             testSSH,
+		"runtime API":     testRuntimeAPI,
 		"network policy":  testNetworkPolicy,
 		"observability":   func(t *testing.T, s *server) { testObservability(t, s, spans) },
 	} {

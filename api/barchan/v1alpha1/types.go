@@ -247,6 +247,13 @@ type APIKeySpec struct {
 	// ExpiresAt ends the key. Unset: never.
 	// +optional
 	ExpiresAt *metav1.Time `json:"expiresAt,omitempty"`
+	// SSHKeys are public keys of the key's holder, in the form of a line of OpenSSH's authorized_keys without options:
+	// type, base64 and optionally a comment. They open sandboxes of the namespace over SSH, as long as this key is valid.
+	// +optional
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=4096
+	// +listType=atomic
+	SSHKeys []string `json:"sshKeys,omitempty"`
 }
 
 // APIKey lets its holder act in the namespace that it lies in.

@@ -61,6 +61,24 @@ func ValidateAPIKey(k *APIKey) (errs field.ErrorList) {
 	if utf8.RuneCountInString(k.Spec.Prefix) > maxPrefix {
 		errs = append(errs, field.TooLong(spec.Child("prefix"), "", maxPrefix))
 	}
+	return append(errs, validateSSHKeys(spec.Child("sshKeys"), k.Spec.SSHKeys)...)
+}
+
+func validateSSHKeys(path *field.Path, keys []string) (errs field.ErrorList) {
+	if len(keys) > MaxSSHKeys {
+		errs = append(errs, field.TooMany(path, len(keys), MaxSSHKeys))
+	}
+	seen := map[string]bool{}
+	for i, text := range keys {
+		fingerprint, err := SSHFingerprint(text)
+		switch {
+		case err != nil:
+			errs = append(errs, field.Invalid(path.Index(i), "(hidden)", err.Error())) // it may be a private key by mistake
+		case seen[fingerprint]:
+			errs = append(errs, field.Duplicate(path.Index(i), fingerprint))
+		}
+		seen[fingerprint] = true
+	}
 	return errs
 }
 

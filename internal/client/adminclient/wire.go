@@ -82,6 +82,7 @@ type Phase struct {
 type Addresses struct {
 	HTTP string `json:"http"`          // host:port
 	TLS  string `json:"tls,omitempty"` // host:port; empty: not served
+	SSH  string `json:"ssh,omitempty"` // host:port; empty: not served
 	Kube string `json:"kube"`          // host:port; of a replica the URL of the API server
 	// Domain is the value for E2B's clients: with the port, if they need it.
 	Domain string `json:"domain"`

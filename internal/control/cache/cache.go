@@ -253,6 +253,11 @@ func (c *Cache) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey,
 	return first(found, "API key")
 }
 
+// APIKeysBySSHKey returns the keys that hold the SSH key with a fingerprint. The cache shares them: the caller must not change them.
+func (c *Cache) APIKeysBySSHKey(ctx context.Context, fingerprint string) ([]*barchan.APIKey, error) {
+	return shared[*barchan.APIKey](ctx, c, indexSSHKey, fingerprint)
+}
+
 // APIKeys returns the keys of a namespace, or of all if it is empty.
 func (c *Cache) APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error) {
 	return copies(shared[*barchan.APIKey](ctx, c, toolscache.NamespaceIndex, namespace))

@@ -32,6 +32,7 @@ const (
 	indexVolumeID       = "barchan.volumeID"
 	indexMounts         = "barchan.mounts"
 	indexReference      = "barchan.reference"
+	indexSSHKey         = "barchan.sshKey"
 )
 
 // index finds objects of one kind by a value. The first read by it makes it, so that a process has those that it reads.
@@ -62,6 +63,7 @@ func indexes() []index {
 		{indexOrigin, box, of(func(s *agents.Sandbox) string { return string(pool.OriginOf(s)) })},
 		{indexIdempotency, box, of(func(s *agents.Sandbox) string { return s.Annotations[pool.AnnotationIdempotencyKey] })},
 		{indexKeyHash, &barchan.APIKey{}, of(func(k *barchan.APIKey) string { return k.Spec.SHA256 })},
+		{indexSSHKey, &barchan.APIKey{}, sshKeysOf},
 		{indexPoolTemplate, swp, of(func(p *extensions.SandboxWarmPool) string { return pool.TemplateOf(p).String() })},
 		{indexRevisionOf, &barchan.TemplateRevision{}, of(func(r *barchan.TemplateRevision) string { return r.Spec.TemplateName })},
 		{indexClaimPool, claim, of(func(c *extensions.SandboxClaim) string { return c.Spec.WarmPoolRef.Name })},
@@ -91,6 +93,18 @@ func references(o client.Object) (values []string) {
 		values = append(values, r.Kind+"/"+r.Name)
 	}
 	return values
+}
+
+// sshKeysOf returns the fingerprints of an API key's SSH keys.
+func sshKeysOf(o client.Object) (found []string) {
+	if k, ok := o.(*barchan.APIKey); ok {
+		for _, text := range k.Spec.SSHKeys {
+			if fingerprint, err := barchan.SSHFingerprint(text); err == nil {
+				found = append(found, fingerprint)
+			}
+		}
+	}
+	return found
 }
 
 // originOf returns the checkpoint that a sandbox starts from.

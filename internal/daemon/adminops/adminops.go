@@ -43,7 +43,7 @@ type Config struct {
 
 // Early are the parts of a server that boots.
 type Early struct {
-	HTTP, TLS, CAFile string
+	HTTP, TLS, SSH, CAFile string
 	// ACME is nil without ACME.
 	ACME *acme.Manager
 }

@@ -72,7 +72,11 @@ var accessOf = map[string]kubeauth.Access{
 	"GET /volumes/{volumeID}":                             {Verb: "update", Resource: volumeResource}, // it returns the token of the files
 	"DELETE /volumes/{volumeID}":                          {Verb: "delete", Resource: volumeResource},
 	"GET /teams":                                          {Verb: "list", Resource: sandboxResource},
+	"GET /ssh":                                            {Verb: "list", Resource: sandboxResource},
 	"GET /api-keys":                                       {Verb: "list", Resource: keyResource},
+	"GET /ssh-keys":                                       {Verb: "list", Resource: keyResource},
+	"POST /ssh-keys":                                      {Verb: "update", Resource: keyResource},
+	"DELETE /ssh-keys":                                    {Verb: "update", Resource: keyResource},
 	"POST /api-keys":                                      {Verb: "create", Resource: keyResource},
 	"DELETE /api-keys/{apiKeyID}":                         {Verb: "delete", Resource: keyResource},
 }

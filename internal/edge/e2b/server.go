@@ -46,6 +46,8 @@ type Config struct {
 	// DefaultTimeout is the time to live of a sandbox made or connected to by the v2 routes
 	// without a timeout. Default 300 s.
 	DefaultTimeout time.Duration
+	// SSH is how clients reach sandboxes over SSH; nil: they cannot.
+	SSH *SSHAccess
 	// Tokens accepts tokens of a Kubernetes cluster as keys; nil: there are API keys alone.
 	Tokens Tokens
 	// Metrics, if set, gets the request histogram.
@@ -56,6 +58,7 @@ type Config struct {
 type Server struct {
 	manager        *manager.Manager
 	tokens         Tokens // nil: there are none
+	ssh            *SSHAccess
 	log            *slog.Logger
 	domains        []string
 	domain         string
@@ -75,7 +78,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("e2b: MaxBody and DefaultTimeout must be positive: %w", errs.ErrInvalid)
 	}
 	s := &Server{
-		manager: cfg.Manager, tokens: cfg.Tokens, log: cfg.Log.With(telemetry.Component, "e2b"),
+		manager: cfg.Manager, tokens: cfg.Tokens, ssh: cfg.SSH, log: cfg.Log.With(telemetry.Component, "e2b"),
 		domains: cfg.Domains, domain: cfg.Domain,
 		maxBody: cfg.MaxBody, defaultTimeout: cfg.DefaultTimeout,
 		mux: http.NewServeMux(), later: laterRoutes(),

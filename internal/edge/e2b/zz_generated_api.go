@@ -351,6 +351,20 @@ type RequestedTemplateBuild struct {
 	TemplateID string   `json:"templateID"`
 }
 
+// SSHAccess defines model for SSHAccess.
+type SSHAccess struct {
+	// HostKey The server's public key, as in known_hosts.
+	HostKey string `json:"hostKey"`
+	Port    int    `json:"port"`
+}
+
+// SSHKey defines model for SSHKey.
+type SSHKey struct {
+	Comment     string `json:"comment"`
+	Fingerprint string `json:"fingerprint"`
+	PublicKey   string `json:"publicKey"`
+}
+
 // Sandbox defines model for Sandbox.
 type Sandbox struct {
 	Alias              *string `json:"alias,omitempty"`
@@ -787,6 +801,17 @@ type ListSnapshotsParams struct {
 	NextToken *NextToken `form:"nextToken,omitempty" json:"nextToken,omitempty"`
 }
 
+// DeleteSSHKeyParams defines parameters for DeleteSSHKey.
+type DeleteSSHKeyParams struct {
+	Fingerprint string `form:"fingerprint" json:"fingerprint"`
+}
+
+// CreateSSHKeyJSONBody defines parameters for CreateSSHKey.
+type CreateSSHKeyJSONBody struct {
+	// PublicKey A line of OpenSSH's authorized_keys, without options.
+	PublicKey string `json:"publicKey"`
+}
+
 // ListTemplatesParams defines parameters for ListTemplates.
 type ListTemplatesParams struct {
 	TeamID *TeamID `form:"teamID,omitempty" json:"teamID,omitempty"`
@@ -969,6 +994,9 @@ type CreateSnapshotJSONRequestBody = NewSnapshot
 // SetSandboxTimeoutJSONRequestBody defines body for SetSandboxTimeout for application/json ContentType.
 type SetSandboxTimeoutJSONRequestBody SetSandboxTimeoutJSONBody
 
+// CreateSSHKeyJSONRequestBody defines body for CreateSSHKey for application/json ContentType.
+type CreateSSHKeyJSONRequestBody CreateSSHKeyJSONBody
+
 // CreateSandboxV2JSONRequestBody defines body for CreateSandboxV2 for application/json ContentType.
 type CreateSandboxV2JSONRequestBody = NewSandbox
 
@@ -1049,6 +1077,18 @@ type ServerInterface interface {
 
 	// (GET /snapshots)
 	ListSnapshots(w http.ResponseWriter, r *http.Request, params ListSnapshotsParams)
+
+	// (GET /ssh)
+	GetSSH(w http.ResponseWriter, r *http.Request)
+
+	// (DELETE /ssh-keys)
+	DeleteSSHKey(w http.ResponseWriter, r *http.Request, params DeleteSSHKeyParams)
+
+	// (GET /ssh-keys)
+	ListSSHKeys(w http.ResponseWriter, r *http.Request)
+
+	// (POST /ssh-keys)
+	CreateSSHKey(w http.ResponseWriter, r *http.Request)
 
 	// (GET /teams)
 	ListTeams(w http.ResponseWriter, r *http.Request)
@@ -1770,6 +1810,81 @@ func (siw *ServerInterfaceWrapper) ListSnapshots(w http.ResponseWriter, r *http.
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.ListSnapshots(w, r, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// GetSSH operation middleware
+func (siw *ServerInterfaceWrapper) GetSSH(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.GetSSH(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// DeleteSSHKey operation middleware
+func (siw *ServerInterfaceWrapper) DeleteSSHKey(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params DeleteSSHKeyParams
+
+	// ------------- Required query parameter "fingerprint" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "fingerprint", r.URL.Query(), &params.Fingerprint, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "fingerprint"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "fingerprint", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.DeleteSSHKey(w, r, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// ListSSHKeys operation middleware
+func (siw *ServerInterfaceWrapper) ListSSHKeys(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ListSSHKeys(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// CreateSSHKey operation middleware
+func (siw *ServerInterfaceWrapper) CreateSSHKey(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.CreateSSHKey(w, r)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -3193,6 +3308,10 @@ func HandlerWithOptions(si ServerInterface, options StdHTTPServerOptions) http.H
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/teams", wrapper.ListTeams)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/api-keys", wrapper.ListAPIKeys)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/api-keys", wrapper.CreateAPIKey)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/ssh", wrapper.GetSSH)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/ssh-keys", wrapper.DeleteSSHKey)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/ssh-keys", wrapper.ListSSHKeys)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/ssh-keys", wrapper.CreateSSHKey)
 	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/api-keys/{apiKeyID}", wrapper.DeleteAPIKey)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/volumes", wrapper.ListVolumes)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/volumes", wrapper.CreateVolume)
@@ -3930,6 +4049,154 @@ type ListSnapshotsdefaultJSONResponse struct {
 }
 
 func (response ListSnapshotsdefaultJSONResponse) VisitListSnapshotsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetSSHRequestObject struct {
+}
+
+type GetSSHResponseObject interface {
+	VisitGetSSHResponse(w http.ResponseWriter) error
+}
+
+type GetSSH200JSONResponse SSHAccess
+
+func (response GetSSH200JSONResponse) VisitGetSSHResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetSSHdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response GetSSHdefaultJSONResponse) VisitGetSSHResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteSSHKeyRequestObject struct {
+	Params DeleteSSHKeyParams
+}
+
+type DeleteSSHKeyResponseObject interface {
+	VisitDeleteSSHKeyResponse(w http.ResponseWriter) error
+}
+
+type DeleteSSHKey204Response struct {
+}
+
+func (response DeleteSSHKey204Response) VisitDeleteSSHKeyResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteSSHKeydefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response DeleteSSHKeydefaultJSONResponse) VisitDeleteSSHKeyResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListSSHKeysRequestObject struct {
+}
+
+type ListSSHKeysResponseObject interface {
+	VisitListSSHKeysResponse(w http.ResponseWriter) error
+}
+
+type ListSSHKeys200JSONResponse []SSHKey
+
+func (response ListSSHKeys200JSONResponse) VisitListSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListSSHKeysdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ListSSHKeysdefaultJSONResponse) VisitListSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateSSHKeyRequestObject struct {
+	Body *CreateSSHKeyJSONRequestBody
+}
+
+type CreateSSHKeyResponseObject interface {
+	VisitCreateSSHKeyResponse(w http.ResponseWriter) error
+}
+
+type CreateSSHKey201JSONResponse SSHKey
+
+func (response CreateSSHKey201JSONResponse) VisitCreateSSHKeyResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateSSHKeydefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response CreateSSHKeydefaultJSONResponse) VisitCreateSSHKeyResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -5076,6 +5343,18 @@ type StrictServerInterface interface {
 	// (GET /snapshots)
 	ListSnapshots(ctx context.Context, request ListSnapshotsRequestObject) (ListSnapshotsResponseObject, error)
 
+	// (GET /ssh)
+	GetSSH(ctx context.Context, request GetSSHRequestObject) (GetSSHResponseObject, error)
+
+	// (DELETE /ssh-keys)
+	DeleteSSHKey(ctx context.Context, request DeleteSSHKeyRequestObject) (DeleteSSHKeyResponseObject, error)
+
+	// (GET /ssh-keys)
+	ListSSHKeys(ctx context.Context, request ListSSHKeysRequestObject) (ListSSHKeysResponseObject, error)
+
+	// (POST /ssh-keys)
+	CreateSSHKey(ctx context.Context, request CreateSSHKeyRequestObject) (CreateSSHKeyResponseObject, error)
+
 	// (GET /teams)
 	ListTeams(ctx context.Context, request ListTeamsRequestObject) (ListTeamsResponseObject, error)
 
@@ -5768,6 +6047,111 @@ func (sh *strictHandler) ListSnapshots(w http.ResponseWriter, r *http.Request, p
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(ListSnapshotsResponseObject); ok {
 		if err := validResponse.VisitListSnapshotsResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetSSH operation middleware
+func (sh *strictHandler) GetSSH(w http.ResponseWriter, r *http.Request) {
+	var request GetSSHRequestObject
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.GetSSH(ctx, request.(GetSSHRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetSSH")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(GetSSHResponseObject); ok {
+		if err := validResponse.VisitGetSSHResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteSSHKey operation middleware
+func (sh *strictHandler) DeleteSSHKey(w http.ResponseWriter, r *http.Request, params DeleteSSHKeyParams) {
+	var request DeleteSSHKeyRequestObject
+
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteSSHKey(ctx, request.(DeleteSSHKeyRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteSSHKey")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(DeleteSSHKeyResponseObject); ok {
+		if err := validResponse.VisitDeleteSSHKeyResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListSSHKeys operation middleware
+func (sh *strictHandler) ListSSHKeys(w http.ResponseWriter, r *http.Request) {
+	var request ListSSHKeysRequestObject
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ListSSHKeys(ctx, request.(ListSSHKeysRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListSSHKeys")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ListSSHKeysResponseObject); ok {
+		if err := validResponse.VisitListSSHKeysResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateSSHKey operation middleware
+func (sh *strictHandler) CreateSSHKey(w http.ResponseWriter, r *http.Request) {
+	var request CreateSSHKeyRequestObject
+
+	var body CreateSSHKeyJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateSSHKey(ctx, request.(CreateSSHKeyRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateSSHKey")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(CreateSSHKeyResponseObject); ok {
+		if err := validResponse.VisitCreateSSHKeyResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {

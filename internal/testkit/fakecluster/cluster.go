@@ -463,6 +463,17 @@ func (c *Cluster) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKe
 	return nil, errs.ErrNotFound
 }
 
+// APIKeysBySSHKey reads the keys that hold an SSH key.
+func (c *Cluster) APIKeysBySSHKey(ctx context.Context, fingerprint string) (found []*barchan.APIKey, err error) {
+	all, err := c.APIKeys(ctx, "")
+	for i := range all {
+		if slices.ContainsFunc(all[i].Spec.SSHKeys, func(text string) bool { got, _ := barchan.SSHFingerprint(text); return got == fingerprint }) {
+			found = append(found, &all[i])
+		}
+	}
+	return found, err
+}
+
 // WaitSandbox waits as the cache does.
 func (c *Cluster) WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error) {
 	for {
