@@ -1,0 +1,111 @@
+"""The extension of IPython in Python contexts.
+
+It loads what most code imports, so that a sandbox that starts from memory has it; displays charts and tables as data;
+and gives each execution its variables, and each sandbox its own random numbers.
+"""
+
+import os
+import random
+import socket
+
+from IPython.core.formatters import BaseFormatter
+from traitlets import ObjectName, Unicode
+
+MAX_ROWS = 10_000  # of a table as data
+
+
+class Data(BaseFormatter):
+    format_type = Unicode("e2b/data")
+    print_method = ObjectName("_repr_e2b_data_")
+    _return_type = dict
+
+
+class Chart(BaseFormatter):
+    format_type = Unicode("e2b/chart")
+    print_method = ObjectName("_repr_e2b_chart_")
+    _return_type = dict
+
+
+def table(frame):
+    from .charts import plain
+
+    if len(frame) > MAX_ROWS:
+        return None
+    return {str(name): [plain(v) for v in frame.iloc[:, i]] for i, name in enumerate(frame.columns)}
+
+
+def chart(figure):
+    from .charts import chart_of
+
+    return chart_of(figure)
+
+
+class Session:
+    """What an execution has from outside: variables, and the sandbox in which it runs."""
+
+    def __init__(self, shell):
+        self.shell = shell
+        self.envs = {}
+        self.saved = {}
+        self.host = socket.gethostname()
+
+    def before(self, _):
+        request = self.shell.kernel.get_parent("shell")
+        values = (request.get("metadata") or {}).get("barchan") or {}
+        envs, env = values.get("envs", {}), values.get("env", {})
+        if envs != self.envs:
+            os.environ.update(envs)
+            self.envs = envs
+        self.saved = {name: os.environ.get(name) for name in env}
+        os.environ.update(env)
+        host = socket.gethostname()
+        if host != self.host:  # claimed, or a fork: the state of generators is that of another sandbox
+            self.host = host
+            reseed()
+
+    def after(self, _):
+        for name, value in self.saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self.saved = {}
+
+
+def reseed():
+    import numpy
+
+    random.seed()
+    numpy.random.seed()
+
+
+def load_ipython_extension(shell):
+    formatters = shell.display_formatter.formatters
+    formatters["e2b/data"] = data = Data(parent=shell.display_formatter)
+    formatters["e2b/chart"] = charts = Chart(parent=shell.display_formatter)
+    data.for_type_by_name("pandas.core.frame", "DataFrame", table)
+    charts.for_type_by_name("matplotlib.figure", "Figure", chart)
+
+    session = Session(shell)
+    shell.events.register("pre_run_cell", session.before)
+    shell.events.register("post_run_cell", session.after)
+
+    preload(shell)
+
+
+def preload(shell):
+    shell.run_line_magic("matplotlib", "inline")
+    import numpy  # noqa: F401
+    import pandas  # noqa: F401
+    from matplotlib import pyplot
+
+    from . import charts
+
+    charts.watch_boxes()
+    # The first figure loads fonts, and the code of the backend.
+    figure, axes = pyplot.subplots()
+    axes.plot([1, 2], [1, 2], label="a")
+    axes.legend()
+    shell.display_formatter.format(figure)
+    shell.display_formatter.format(pandas.DataFrame({"a": [1]}))
+    pyplot.close(figure)
