@@ -395,7 +395,7 @@ func (l imageList) Remove(_ context.Context, ref string, _ bool) error {
 	return nil
 }
 
-func (l imageList) BuildBase(context.Context, adminclient.BuildBaseRequest, func(adminclient.Event)) (adminclient.Image, error) {
+func (l imageList) BuildImage(context.Context, adminclient.BuildImageRequest, func(adminclient.Event)) (adminclient.Image, error) {
 	return l.add(adminclient.Image{Ref: "base:latest"}), nil
 }
 

@@ -7,9 +7,12 @@ and gives each execution its variables, and each sandbox its own random numbers.
 import os
 import random
 import socket
+import sys
 
-from IPython.core.formatters import BaseFormatter
+from IPython.core.formatters import BaseFormatter, catch_format_error
 from traitlets import ObjectName, Unicode
+
+from .charts import chart_of, plain, watch_boxes
 
 MAX_ROWS = 10_000  # of a table as data
 
@@ -25,19 +28,17 @@ class Chart(BaseFormatter):
     print_method = ObjectName("_repr_e2b_chart_")
     _return_type = dict
 
+    @catch_format_error
+    def __call__(self, obj):
+        # The inline backend takes figures out of all formatters' types whenever it is set up.
+        figure = sys.modules["matplotlib.figure"].Figure
+        return chart_of(obj) if isinstance(obj, figure) else super().__call__(obj)
+
 
 def table(frame):
-    from .charts import plain
-
     if len(frame) > MAX_ROWS:
         return None
     return {str(name): [plain(v) for v in frame.iloc[:, i]] for i, name in enumerate(frame.columns)}
-
-
-def chart(figure):
-    from .charts import chart_of
-
-    return chart_of(figure)
 
 
 class Session:
@@ -82,9 +83,8 @@ def reseed():
 def load_ipython_extension(shell):
     formatters = shell.display_formatter.formatters
     formatters["e2b/data"] = data = Data(parent=shell.display_formatter)
-    formatters["e2b/chart"] = charts = Chart(parent=shell.display_formatter)
+    formatters["e2b/chart"] = Chart(parent=shell.display_formatter)
     data.for_type_by_name("pandas.core.frame", "DataFrame", table)
-    charts.for_type_by_name("matplotlib.figure", "Figure", chart)
 
     session = Session(shell)
     shell.events.register("pre_run_cell", session.before)
@@ -95,13 +95,10 @@ def load_ipython_extension(shell):
 
 def preload(shell):
     shell.run_line_magic("matplotlib", "inline")
-    import numpy  # noqa: F401
-    import pandas  # noqa: F401
+    import pandas
     from matplotlib import pyplot
 
-    from . import charts
-
-    charts.watch_boxes()
+    watch_boxes()
     # The first figure loads fonts, and the code of the backend.
     figure, axes = pyplot.subplots()
     axes.plot([1, 2], [1, 2], label="a")
