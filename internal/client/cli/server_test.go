@@ -148,7 +148,7 @@ func newServer(t *testing.T, agent *url.URL) *server {
 	}
 	cfg := config.Config{RunDir: filepath.Join(s.dir, "run")}
 	api, err := adminapi.New(adminapi.Config{
-		Socket: cfg.AdminSocket(), Server: s, Images: imageList{s}, Base: imageList{s}, Audit: s.audit,
+		Socket: cfg.AdminSocket(), Server: s, Images: imageList{s}, Build: imageList{s}, Audit: s.audit,
 		Addresses: network{s}, Egress: network{s}, Peers: gossip{s}, Checkpoints: &s.travel, Log: telemetry.Discard(),
 	})
 	if err != nil {

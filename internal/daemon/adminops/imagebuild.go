@@ -21,20 +21,15 @@ import (
 // BuildImage makes an image from the distribution's packages, or takes the one that was made before, and imports it. With the
 // interpreter's image it makes the template and a pool, or has them use the image.
 func (s imageStore) BuildImage(ctx context.Context, req adminclient.BuildImageRequest, progress func(adminclient.Event)) (adminclient.Image, error) {
+	cfg, err := imageConfig(req, s.cfg.Config.BaseImageRef)
+	if err != nil {
+		return adminclient.Image{}, err
+	}
 	p, err := s.receiver(ctx)
 	if err != nil {
 		return adminclient.Image{}, err
 	}
-	cfg := baseimage.Config{Dir: filepath.Join(s.cfg.Config.CacheDir, "images"), Rebuild: req.Force}
-	switch name := cmp.Or(req.Image, adminclient.ImageBase); name {
-	case adminclient.ImageBase:
-		cfg.Ref = s.cfg.Config.BaseImageRef
-	case adminclient.ImageInterpreter:
-		cfg.Name, cfg.Ref = name, interpreter.Repository+":latest"
-		cfg.Packages, cfg.Files = append(baseimage.DefaultPackages(), interpreter.Packages()...), interpreter.Files()
-	default:
-		return adminclient.Image{}, errs.Public(errs.ErrInvalid, fmt.Sprintf("image: %q is neither %s nor %s", name, adminclient.ImageBase, adminclient.ImageInterpreter))
-	}
+	cfg.Dir = filepath.Join(s.cfg.Config.CacheDir, "images")
 	if finder, err := machine.FinderOf(s.cfg.Config); err == nil {
 		cfg.Mmdebstrap, _ = finder.Find(toolchain.Mmdebstrap) // the build reports it if needed
 	}
@@ -59,6 +54,21 @@ func (s imageStore) BuildImage(ctx context.Context, req adminclient.BuildImageRe
 		return adminclient.Image{}, fmt.Errorf("image %s is there; make its template and pool: %w", img.Ref, err)
 	}
 	return img, nil
+}
+
+// imageConfig returns how a requested image is built.
+func imageConfig(req adminclient.BuildImageRequest, baseRef string) (baseimage.Config, error) {
+	cfg := baseimage.Config{Name: cmp.Or(req.Image, adminclient.ImageBase), Rebuild: req.Force}
+	switch cfg.Name {
+	case adminclient.ImageBase:
+		cfg.Ref = baseRef
+	case adminclient.ImageInterpreter:
+		cfg.Ref, cfg.Files = interpreter.Repository+":latest", interpreter.Files()
+		cfg.Packages = append(baseimage.DefaultPackages(), interpreter.Packages()...)
+	default:
+		return baseimage.Config{}, errs.Public(errs.ErrInvalid, fmt.Sprintf("image: %q is neither %s nor %s", req.Image, adminclient.ImageBase, adminclient.ImageInterpreter))
+	}
+	return cfg, nil
 }
 
 // tagOf returns a tag that differs for each content: members of a pool start from memory of the image that their template

@@ -8,6 +8,7 @@ import socket
 import tempfile
 import time
 
+import zmq.asyncio
 from jupyter_client.manager import AsyncKernelManager
 
 # The names of kernels. The last is Debian's.
@@ -38,6 +39,17 @@ FORMATS = {
 R_SET = "Sys.setenv({})"
 R_UNSET = "Sys.unsetenv(c({}))"
 R_SEED = "set.seed(NULL)"
+
+
+# What is run before the first request: the code of a client, and what removes its traces.
+WARM = {
+    "python": (
+        "import sys, pandas, matplotlib.pyplot as plt\nprint(1); print(2, file=sys.stderr); plt.plot([1]); plt.show()\npandas.DataFrame({'a': [1]})",
+        "import gc; get_ipython().reset(new_session=True); gc.collect(); gc.freeze()",
+    ),
+    "javascript": ("console.log(1); [1]", ""),
+    "bash": ("echo 1", ""),
+}
 
 
 class Failure(Exception):
@@ -74,7 +86,7 @@ class Context:
         self.executions = {}  # by the id of the message that started them
         self.set = {}  # the sandbox's variables, as R has them
         self.host = socket.gethostname()
-        self.stopped = False
+        self.stopped = self.used = False
         self.told = False  # an execution has reported that the kernel ended
 
     def describe(self):
@@ -87,7 +99,9 @@ class Context:
     async def _start(self):
         runtime = runtime_dir()
         env = dict(os.environ, IPYTHONDIR=os.path.join(runtime, "ipython"), LANG="C.UTF-8", PWD=self.cwd)
-        self.manager = AsyncKernelManager(kernel_name=LANGUAGES[self.language], transport="ipc")
+        self.manager = AsyncKernelManager(
+            kernel_name=LANGUAGES[self.language], transport="ipc", context=zmq.asyncio.Context.instance()
+        )
         self.manager.connection_file = os.path.join(runtime, f"{self.id}.json")
         self.manager.ip = os.path.join(runtime, self.id)
         try:
@@ -135,6 +149,16 @@ class Context:
     async def alive(self):
         return self.manager is not None and await self.manager.is_alive()
 
+    async def warm(self):
+        """Runs code as a client does, unless one has done so, and removes its traces."""
+        async with self.lock:
+            if self.used or not await self.alive():
+                return
+            code, clean = WARM[self.language]
+            await self._drain(code, {"warm": True}, silent=False)
+            if clean:
+                await self._drain(clean, {}, silent=True)
+
     @contextlib.contextmanager
     def queued(self):
         if self.waiting >= MAX_QUEUE:
@@ -146,7 +170,8 @@ class Context:
             self.waiting -= 1
 
     async def execute(self, code, envs, env, gone):
-        """Runs code, and yields E2B's messages. Once gone is set, the code is interrupted."""
+        """Runs code, and yields lists of E2B's messages. Once gone is set, the code is interrupted."""
+        self.used = True
         async with self.lock:
             if gone.is_set():
                 return
@@ -157,25 +182,14 @@ class Context:
                 await self._stop()
                 await self._start()
                 if not told:
-                    yield stream("stderr", f"The {self.language} kernel had ended and was started again; its variables are lost.\n")
+                    yield [stream("stderr", f"The {self.language} kernel had ended and was started again; its variables are lost.\n")]
             restore = await self._before(envs, env)
-            run = Execution()
-            request = self.client.session.msg(
-                "execute_request",
-                {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False, "stop_on_error": False},
-                metadata={"barchan": {"envs": envs, "env": env}},
-            )
-            ident = request["header"]["msg_id"]
-            self.executions[ident] = run
-            self.client.shell_channel.send(request)
+            run, ident = self._send(code, {"envs": envs, "env": env}, silent=False)
             interrupts = asyncio.ensure_future(self._interrupt(gone))
             try:
-                while True:
-                    message = await self._next(run)
-                    if message is None:
-                        break
-                    yield message
-                yield {"type": "end_of_execution"}
+                while messages := await self._next(run):
+                    yield messages
+                yield [{"type": "end_of_execution"}]
             finally:
                 # Without a reader, the context waits for the end of the code all the same.
                 while not run.done:
@@ -184,9 +198,28 @@ class Context:
                 interrupts.cancel()
                 self.executions.pop(ident, None)
                 if restore and await self.alive():
-                    await self._silently(restore)
+                    await self._drain(restore, {}, silent=True)
+
+    def _send(self, code, metadata, silent):
+        run = Execution()
+        request = self.client.session.msg(
+            "execute_request",
+            {"code": code, "silent": silent, "store_history": not silent, "user_expressions": {}, "allow_stdin": False, "stop_on_error": False},
+            metadata={"barchan": metadata},
+        )
+        ident = request["header"]["msg_id"]
+        self.executions[ident] = run
+        self.client.shell_channel.send(request)
+        return run, ident
+
+    async def _drain(self, code, metadata, silent):
+        run, ident = self._send(code, metadata, silent)
+        while await self._next(run):
+            pass
+        self.executions.pop(ident, None)
 
     async def _next(self, run):
+        """Returns the messages since the last call, or none at the end."""
         while True:
             try:
                 return await asyncio.wait_for(run.get(), 1)
@@ -194,6 +227,8 @@ class Context:
                 if not await self.alive():
                     self.told = True
                     run.died(self.language)
+                elif run.replied:
+                    run.end()  # a kernel drops what it publishes faster than it is read
 
     async def _interrupt(self, gone):
         await gone.wait()
@@ -218,16 +253,8 @@ class Context:
             steps.append(r_set(env))
             undo = [R_UNSET.format(", ".join(map(json.dumps, env))), r_set({k: envs[k] for k in env if k in envs})]
         if any(steps):
-            await self._silently("\n".join(steps))
+            await self._drain("\n".join(steps), {}, silent=True)
         return "\n".join(undo)
-
-    async def _silently(self, code):
-        run = Execution()
-        ident = self.client.execute(code, silent=True, store_history=False, allow_stdin=False)
-        self.executions[ident] = run
-        while await self._next(run) is not None:
-            pass
-        self.executions.pop(ident, None)
 
     async def _receive(self, channel):
         while True:
@@ -252,12 +279,19 @@ class Execution:
     def __init__(self):
         self.queue = asyncio.Queue()
         self.left = MAX_OUTPUT
+        self.reported = None  # the error of the reply
         self.replied = self.idle = self.failed = self.done = False
 
     async def get(self):
-        if self.done and self.queue.empty():
-            return None
-        return await self.queue.get()
+        messages = []
+        while not messages or not self.queue.empty():
+            if self.done and self.queue.empty():
+                return messages
+            message = await self.queue.get()
+            if message is None:
+                return messages
+            messages.append(message)
+        return messages
 
     def take(self, kind, content):
         if kind == "status":
@@ -265,9 +299,9 @@ class Execution:
         elif kind == "execute_reply":
             self.replied = True
             if content["status"] == "error":
-                self.error(content["ename"], content["evalue"], content["traceback"])
+                self.reported = (content["ename"], content["evalue"], content["traceback"])
             elif content["status"] != "ok":
-                self.error("ExecutionAborted", "The code was not run.", [])
+                self.reported = ("ExecutionAborted", "The code was not run.", [])
         elif kind == "execute_input":
             self.put({"type": "number_of_executions", "execution_count": content["execution_count"]})
         elif kind == "stream":
@@ -280,7 +314,6 @@ class Execution:
             self.end()
 
     def error(self, name, value, traceback):
-        # A kernel both publishes an error and replies with it.
         if not self.failed:
             self.failed = True
             self.put({"type": "error", "name": name, "value": value, "traceback": "\n".join(traceback)[: 1 << 20]})
@@ -291,6 +324,9 @@ class Execution:
 
     def end(self):
         if not self.done:
+            # A kernel publishes an error in the order of the output, and replies with it.
+            if self.reported:
+                self.error(*self.reported)
             self.done = True
             self.queue.put_nowait(None)
 

@@ -127,6 +127,8 @@ class DriverKernel(Kernel):
 
     async def do_execute(self, code, silent, store_history=True, user_expressions=None, allow_stdin=False):
         values = (self.get_parent("shell").get("metadata") or {}).get("barchan") or {}
+        if values.get("warm"):
+            self.execution_count -= 1
         host = socket.gethostname()
         moved, self.host = host != self.host, host
         # The program, which is in the same process group, gets the signal too, and ends the code.
