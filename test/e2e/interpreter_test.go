@@ -47,6 +47,7 @@ func TestInterpreter(t *testing.T) {
 	installSDK(t)
 	s := newServer(t)
 	s.set("BARCHAN_POOL_SIZE", "1")
+	s.set("BARCHAN_STORE_AFTER", "10ms")
 	s.start()
 	s.must("pool", "rm", "base") // its image is not built here
 	began := time.Now()
@@ -92,7 +93,7 @@ func TestInterpreter(t *testing.T) {
 	})
 	t.Run("the unmodified SDK", func(t *testing.T) {
 		plot := filepath.Join(t.TempDir(), "plot.png")
-		runSDK(t, "interpreter.test.mjs", append(s.in(t).clientEnv(), "PLOT="+plot))
+		runSDK(t, "interpreter.test.mjs", append(s.in(t).clientEnv(), "PLOT="+plot, "BARCHAN="+s.bin))
 		data, err := os.ReadFile(plot)
 		if err != nil {
 			t.Fatal(err)

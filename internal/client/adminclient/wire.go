@@ -8,13 +8,13 @@ import (
 
 // Routes of the administration. Changes stream Events.
 const (
-	PathStatus    = "/v1/status"
-	PathDoctor    = "/v1/doctor"
-	PathShutdown  = "/v1/shutdown"
-	PathImages    = "/v1/images"
+	PathStatus     = "/v1/status"
+	PathDoctor     = "/v1/doctor"
+	PathShutdown   = "/v1/shutdown"
+	PathImages     = "/v1/images"
 	PathBuildImage = "/v1/images/build"
-	PathPull      = "/v1/images/pull"
-	PathImport    = "/v1/images/import"
+	PathPull       = "/v1/images/pull"
+	PathImport     = "/v1/images/import"
 )
 
 // Status is the state of a server.

@@ -161,7 +161,7 @@ func (c *Config) arguments(hook, files string) []string {
 		`--aptopt=Acquire::https::Timeout "30"`,
 	}
 	if files != "" {
-		args = append(args, `--customize-hook=cp -R --no-preserve=ownership "$` + envFiles + `"/. "$1"/`)
+		args = append(args, `--customize-hook=cp -R --no-preserve=ownership "$`+envFiles+`"/. "$1"/`)
 	}
 	args = append(args, "--customize-hook="+hook)
 	for _, o := range dpkgOptions() {

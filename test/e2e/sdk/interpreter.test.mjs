@@ -1,8 +1,11 @@
-// Drives the code interpreter by E2B's own package. PLOT is a file for the picture of a plot, NOW has the test's clock checked.
+// Drives the code interpreter by E2B's own package. PLOT is a file for the picture of a plot; BARCHAN is the program of a
+// server that stores memory at once, and has a pause last until that is done.
 import test, { after, before } from 'node:test'
 import assert from 'node:assert/strict'
+import { execFileSync } from 'node:child_process'
 import { writeFileSync } from 'node:fs'
 import { NotFoundError, Sandbox, SandboxError, TimeoutError } from '@e2b/code-interpreter'
+import { until } from './lib.mjs'
 
 let sbx
 before(async () => { sbx = await Sandbox.create({ timeoutMs: 600_000, envs: { OWNER: 'of the sandbox' } }) })
@@ -232,6 +235,7 @@ test('pause and resume keep variables, and the state of generators', async () =>
   await run('import random; random.seed(5); before = random.random(); held = 11')
   await text('globalThis.held = 12', { language: 'javascript' })
   await sbx.pause()
+  if (process.env.BARCHAN) await until('its memory is on disk', () => execFileSync(process.env.BARCHAN, ['show', sbx.sandboxId], { encoding: 'utf8' }).includes('Disk'))
   await sbx.connect()
   assert.equal(await text('held'), '11')
   assert.equal(await text('held', { language: 'javascript' }), '12')

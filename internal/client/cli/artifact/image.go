@@ -55,7 +55,7 @@ func imageBuildCommand(a *app.App) *cobra.Command {
 	code := imageBuildOf(a, adminclient.ImageInterpreter)
 	code.Short = "Make the code interpreter: its image, template and pool"
 	code.Long = "Make the code interpreter of E2B's SDK: an image from Debian's packages, with Python, R and Node.js, unless it is there;\n" +
-		"template code-interpreter-v1, which all namespaces may use; and a pool of it, whose sandboxes start with the kernels running.\n" +
+		"template code-interpreter-v1, which all namespaces may use; and a pool of it, whose sandboxes start with kernels.\n" +
 		"A template that exists gets the new image. Sandboxes that run, and checkpoints, keep theirs."
 	return app.NounCommand("build", "Make an image", base, code)
 }

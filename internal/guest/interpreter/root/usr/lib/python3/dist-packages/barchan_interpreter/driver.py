@@ -116,6 +116,7 @@ class DriverKernel(Kernel):
     def __init__(self, **options):
         super().__init__(**options)
         self.program = None
+        self.envs = {}  # the sandbox's variables, as the program has them
         self.host = socket.gethostname()
         self.launch()
 
@@ -131,12 +132,15 @@ class DriverKernel(Kernel):
             self.execution_count -= 1
         host = socket.gethostname()
         moved, self.host = host != self.host, host
+        envs = values.get("envs", {})
+        new, self.envs = {} if envs == self.envs else envs, envs
         # The program, which is in the same process group, gets the signal too, and ends the code.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            failure = self.run(code, values.get("envs", {}), values.get("env", {}), moved)
+            failure = self.run(code, new, values.get("env", {}), moved)
         except (Ended, BrokenPipeError):
             status = self.program.end()
+            self.envs = {}
             self.launch()
             how = f"signal {-status}" if status < 0 else f"status {status}"
             failure = ("KernelDied", f"{self.program_name} ended with {how}; its variables are lost.", [])

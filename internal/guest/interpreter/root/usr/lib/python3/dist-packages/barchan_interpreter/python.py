@@ -14,7 +14,7 @@ from traitlets import ObjectName, Unicode
 
 from .charts import chart_of, plain, watch_boxes
 
-MAX_ROWS = 10_000  # of a table as data
+MAX_CELLS = 100_000  # of a table as data
 
 
 class Data(BaseFormatter):
@@ -36,7 +36,7 @@ class Chart(BaseFormatter):
 
 
 def table(frame):
-    if len(frame) > MAX_ROWS:
+    if frame.size > MAX_CELLS:
         return None
     return {str(name): [plain(v) for v in frame.iloc[:, i]] for i, name in enumerate(frame.columns)}
 
