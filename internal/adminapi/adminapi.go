@@ -41,7 +41,7 @@ type Images interface {
 	Remove(ctx context.Context, ref string, force bool) error
 }
 
-// BaseImage makes the base image and puts it among the others.
+// ImageBuilder makes images and puts them among the others.
 type ImageBuilder interface {
 	BuildImage(ctx context.Context, req adminclient.BuildImageRequest, progress func(adminclient.Event)) (adminclient.Image, error)
 }

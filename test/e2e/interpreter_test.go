@@ -35,7 +35,7 @@ func skipLate(t *testing.T, image string) {
 		limit = 15 * time.Minute
 	}
 	if took := time.Since(time.Unix(started, 0)); took > limit {
-		t.Skipf("SKIPPED: CI has taken %s already; make test PKG=./test/e2e RUN='^%s$' runs it", took.Round(time.Second), t.Name())
+		t.Skipf("SKIPPED: CI has taken %s already; make test-all PKG=./test/e2e RUN='^%s$' runs it", took.Round(time.Second), t.Name())
 	}
 }
 
