@@ -42,7 +42,7 @@ var layers = [][]string{
 	},
 	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/node/keyedlock", "internal/node/projection", "internal/testkit/ownnet"},
 	2: {
-		"api/openapi", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable",
+		"api/openapi", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable", "internal/guest/interpreter",
 		"internal/node/ipam", "internal/node/egress", "internal/edge/route",
 		"internal/control/apiserver/gc", "internal/control/apiserver/kinds", "internal/control/apiserver/liblog", // without storage; the rest is apiserver's family
 	},

@@ -58,9 +58,9 @@ func (c *Client) RemoveImage(ctx context.Context, ref string, force bool) error 
 	return c.change(ctx, http.MethodDelete, PathImages+"/"+url.PathEscape(ref)+"?force="+strconv.FormatBool(force))
 }
 
-// BuildBase builds the base image.
-func (c *Client) BuildBase(ctx context.Context, req BuildBaseRequest, progress func(Event)) (Result, error) {
-	return c.stream(ctx, PathBuildBase, req, progress)
+// BuildImage builds an image.
+func (c *Client) BuildImage(ctx context.Context, req BuildImageRequest, progress func(Event)) (Result, error) {
+	return c.stream(ctx, PathBuildImage, req, progress)
 }
 
 // Pull pulls an image from its registry.

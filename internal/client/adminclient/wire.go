@@ -8,13 +8,13 @@ import (
 
 // Routes of the administration. Changes stream Events.
 const (
-	PathStatus    = "/v1/status"
-	PathDoctor    = "/v1/doctor"
-	PathShutdown  = "/v1/shutdown"
-	PathImages    = "/v1/images"
-	PathBuildBase = "/v1/images/build-base"
-	PathPull      = "/v1/images/pull"
-	PathImport    = "/v1/images/import"
+	PathStatus     = "/v1/status"
+	PathDoctor     = "/v1/doctor"
+	PathShutdown   = "/v1/shutdown"
+	PathImages     = "/v1/images"
+	PathBuildImage = "/v1/images/build"
+	PathPull       = "/v1/images/pull"
+	PathImport     = "/v1/images/import"
 )
 
 // Status is the state of a server.
@@ -158,8 +158,16 @@ type Error struct {
 // Error returns the text.
 func (e *Error) Error() string { return e.Text }
 
-// BuildBaseRequest requests a build of the base image.
-type BuildBaseRequest struct {
+// Images that a server makes itself.
+const (
+	ImageBase        = "base"
+	ImageInterpreter = "code-interpreter"
+)
+
+// BuildImageRequest requests a build of an image.
+type BuildImageRequest struct {
+	// Image is ImageBase or ImageInterpreter; empty is ImageBase.
+	Image string `json:"image,omitempty"`
 	// Force rebuilds an existing one.
 	Force bool `json:"force,omitempty"`
 }

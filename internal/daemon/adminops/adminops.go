@@ -74,7 +74,7 @@ func New(cfg Config) Server { return Server{cfg: cfg, log: cfg.Log.With(telemetr
 // API returns the admin API over the operations.
 func (s Server) API() (*adminapi.API, error) {
 	return adminapi.New(adminapi.Config{
-		Socket: s.cfg.Config.AdminSocket(), Server: s, Images: imageStore{s}, Base: imageStore{s}, Log: s.cfg.Log,
+		Socket: s.cfg.Config.AdminSocket(), Server: s, Images: imageStore{s}, Build: imageStore{s}, Log: s.cfg.Log,
 		Audit: s.Audit, Addresses: network{s}, Egress: network{s}, Peers: gossip{s}, Checkpoints: transfers{s},
 	})
 }
