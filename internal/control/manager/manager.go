@@ -132,7 +132,7 @@ func New(cfg Config) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		m.Builds = &builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Files: cfg.BuildFiles, Log: log, UploadKey: key, Gate: cfg.Gate}
+		m.Builds = &builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Snapshots: m.Snapshots, Files: cfg.BuildFiles, Log: log, UploadKey: key, Gate: cfg.Gate}
 	}
 	m.Creates = &creating.Creator{
 		Sandboxes: m.Sandboxes, Snapshots: m.Snapshots, Cache: cfg.Cache, Picker: cfg.Picker, Claims: claims,

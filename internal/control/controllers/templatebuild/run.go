@@ -87,7 +87,7 @@ func (w *work) do(ctx context.Context) (err error) {
 	if w.base, err = w.findBase(ctx); err != nil {
 		return err
 	}
-	if _, err := w.template(ctx); err != nil { // before any work
+	if err := w.checkTags(ctx); err != nil { // before any work
 		return err
 	}
 	w.checkpoint, w.settings = w.base.checkpoint, w.base.settings
