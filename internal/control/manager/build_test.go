@@ -230,7 +230,7 @@ func TestBuildRequestNames(t *testing.T) {
 	}
 	for name, kind := range map[string]error{
 		"": errs.ErrInvalid, ":default": errs.ErrInvalid, "other_app": errs.ErrInvalid, "App": errs.ErrInvalid, "a/b/c": errs.ErrInvalid,
-		strings.Repeat("a", 254): errs.ErrInvalid, "x:v1": errs.ErrInvalid, "sized": errs.ErrConflict,
+		strings.Repeat("a", 254): errs.ErrInvalid, "x:-v1": errs.ErrInvalid, "sized": errs.ErrConflict,
 	} {
 		_, err := f.Builds.Request(t.Context(), builds.Request{Namespace: team, Name: name})
 		wantKind(t, err, kind, "")

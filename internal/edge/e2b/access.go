@@ -64,7 +64,7 @@ var accessOf = map[string]kubeauth.Access{
 	"PATCH /v2/templates/{templateID}":                    {Verb: "update", Resource: templateResource},
 	"POST /templates/tags":                                {Verb: "update", Resource: templateResource},
 	"DELETE /templates/tags":                              {Verb: "delete", Resource: templateResource},
-	"GET /templates/{templateID}/tags":                    {Verb: "get", Resource: templateResource},
+	tagsRoute:                                             {Verb: "get", Resource: templateResource},
 	"DELETE /templates/{templateID}/builds/{buildID}":     {Verb: "delete", Resource: buildResource},
 	"POST /v3/templates":                                  {Verb: "create", Resource: buildResource},
 	"POST /v2/templates":                                  {Verb: "create", Resource: buildResource},

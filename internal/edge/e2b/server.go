@@ -97,10 +97,32 @@ func New(cfg Config) (*Server, error) {
 		ResponseErrorHandlerFunc: s.fail,
 	})
 	HandlerWithOptions(strict, StdHTTPServerOptions{
-		BaseRouter:       s.mux,
+		BaseRouter:       router{s.mux},
 		ErrorHandlerFunc: func(w http.ResponseWriter, r *http.Request, err error) { s.fail(w, r, badParameter(err)) },
 	})
 	return s, nil
+}
+
+// tagsRoute is GET /templates/{templateID}/tags in a form that a mux can have beside GET /templates/aliases/{alias}, which
+// takes precedence.
+const tagsRoute = "GET /templates/{templateID}/{tags}"
+
+// router registers that route so.
+type router struct{ *http.ServeMux }
+
+// HandleFunc implements the generated interface.
+func (r router) HandleFunc(pattern string, serve func(http.ResponseWriter, *http.Request)) {
+	if pattern != "GET /templates/{templateID}/tags" {
+		r.ServeMux.HandleFunc(pattern, serve)
+		return
+	}
+	r.ServeMux.HandleFunc(tagsRoute, func(w http.ResponseWriter, req *http.Request) {
+		if req.PathValue("tags") != "tags" {
+			writeError(w, http.StatusNotFound, fmt.Sprintf("no such route: %s %s", req.Method, req.URL.Path))
+			return
+		}
+		serve(w, req)
+	})
 }
 
 // ServeHTTP implements http.Handler.
