@@ -85,6 +85,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		extensionsv1beta1.SandboxWarmPoolRef{}.OpenAPIModelName():         schema_barchan_api_extensions_v1beta1_SandboxWarmPoolRef(ref),
 		extensionsv1beta1.SandboxWarmPoolSpec{}.OpenAPIModelName():        schema_barchan_api_extensions_v1beta1_SandboxWarmPoolSpec(ref),
 		extensionsv1beta1.SandboxWarmPoolStatus{}.OpenAPIModelName():      schema_barchan_api_extensions_v1beta1_SandboxWarmPoolStatus(ref),
+		extensionsv1beta1.TagOf{}.OpenAPIModelName():                      schema_barchan_api_extensions_v1beta1_TagOf(ref),
 		extensionsv1beta1.TemplateBarchanSpec{}.OpenAPIModelName():        schema_barchan_api_extensions_v1beta1_TemplateBarchanSpec(ref),
 		extensionsv1beta1.TemplateNetworkPolicy{}.OpenAPIModelName():      schema_barchan_api_extensions_v1beta1_TemplateNetworkPolicy(ref),
 		extensionsv1beta1.UpdateStrategy{}.OpenAPIModelName():             schema_barchan_api_extensions_v1beta1_UpdateStrategy(ref),
@@ -2316,6 +2317,25 @@ func schema_barchan_api_barchan_v1alpha1_TemplateBuildSpec(ref common.ReferenceC
 							Format:      "",
 						},
 					},
+					"tags": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Tags of the template get the result. Default: default alone.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 					"from": {
 						SchemaProps: spec.SchemaProps{
 							Description: "From is what the build starts from. Unset: the build waits for it.",
@@ -3607,6 +3627,36 @@ func schema_barchan_api_extensions_v1beta1_SandboxWarmPoolStatus(ref common.Refe
 	}
 }
 
+func schema_barchan_api_extensions_v1beta1_TagOf(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TagOf says which tag of which template an object is.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"templateName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TemplateName is the template's name, which is also the name of the object of its tag default.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"tag": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Tag is any but default.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"templateName", "tag"},
+			},
+		},
+	}
+}
+
 func schema_barchan_api_extensions_v1beta1_TemplateBarchanSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3640,6 +3690,12 @@ func schema_barchan_api_extensions_v1beta1_TemplateBarchanSpec(ref common.Refere
 							Format:      "",
 						},
 					},
+					"tagOf": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TagOf makes the object a tag of a template, which users name <templateName>:<tag>. It is immutable, and decides the object's name: <templateName>.<tag>, where that is valid.",
+							Ref:         ref(extensionsv1beta1.TagOf{}.OpenAPIModelName()),
+						},
+					},
 					"sandbox": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Sandbox is taken over into each sandbox of the template.",
@@ -3650,7 +3706,7 @@ func schema_barchan_api_extensions_v1beta1_TemplateBarchanSpec(ref common.Refere
 			},
 		},
 		Dependencies: []string{
-			v1beta1.BarchanSpec{}.OpenAPIModelName()},
+			v1beta1.BarchanSpec{}.OpenAPIModelName(), extensionsv1beta1.TagOf{}.OpenAPIModelName()},
 	}
 }
 

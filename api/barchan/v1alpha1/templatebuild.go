@@ -48,8 +48,8 @@ const (
 	PurposeBuild = "template-build"
 	// AnnotationUsedAt is when a build last used such a checkpoint, as RFC 3339 with nanoseconds.
 	AnnotationUsedAt = "barchan.dev/used-at"
-	// AnnotationTags are further tags that a build's template gets, with commas between them.
-	AnnotationTags = "barchan.dev/template-tags"
+	// AnnotationTaggedAt is when a template, which is a tag, last got its build, as RFC 3339 with nanoseconds.
+	AnnotationTaggedAt = "barchan.dev/tagged-at"
 )
 
 // BuildSource is what a build starts from: an image or a template.
@@ -226,6 +226,13 @@ type TemplateBuildSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	TemplateName string `json:"templateName"`
+	// Tags of the template get the result. Default: default alone.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([-_.a-z0-9]*[a-z0-9])?$`
+	Tags []string `json:"tags,omitempty"`
 	// From is what the build starts from. Unset: the build waits for it.
 	// +optional
 	From *BuildSource `json:"from,omitempty"`
@@ -297,6 +304,7 @@ type TemplateBuildStatus struct {
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=tbuild
 // +kubebuilder:printcolumn:name="Template",type=string,JSONPath=`.spec.templateName`
+// +kubebuilder:printcolumn:name="Tags",type=string,JSONPath=`.spec.tags`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Step",type=integer,JSONPath=`.status.step`
 // +kubebuilder:printcolumn:name="Cached",type=integer,JSONPath=`.status.cachedSteps`,priority=1

@@ -5,6 +5,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
 // CheckpointContent is what a checkpoint holds.
@@ -83,7 +85,7 @@ const (
 )
 
 // DefaultTag is the tag of a snapshot that was made without one, as an object.
-const DefaultTag = "default"
+const DefaultTag = agents.DefaultTag
 
 // CheckpointSpec is what to keep of which sandbox. It cannot change, but for ttlSeconds.
 // +kubebuilder:validation:XValidation:rule="self.sandboxName == oldSelf.sandboxName && self.content == oldSelf.content && self.origin == oldSelf.origin && (has(self.keepRunning) && self.keepRunning) == (has(oldSelf.keepRunning) && oldSelf.keepRunning)",message="only ttlSeconds can change"

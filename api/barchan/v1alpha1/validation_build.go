@@ -10,6 +10,8 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
 // Numbers of stages and steps of a build, and of what a step has.
@@ -42,6 +44,7 @@ func ValidateTemplateBuild(b, old *TemplateBuild) (errs field.ErrorList) {
 	} else if problems := validation.IsDNS1123Subdomain(b.Spec.TemplateName); len(problems) > 0 {
 		errs = append(errs, field.Invalid(at, b.Spec.TemplateName, strings.Join(problems, "; ")))
 	}
+	errs = append(errs, validateTags(b.Spec.Tags, spec.Child("tags"))...)
 	if b.Spec.From != nil {
 		errs = append(errs, validateSource(b.Spec.From, spec.Child("from"))...)
 	}
@@ -56,6 +59,22 @@ func ValidateTemplateBuild(b, old *TemplateBuild) (errs field.ErrorList) {
 		errs = append(errs, field.Forbidden(at, "is immutable"))
 	case old.Spec.From != nil && !apiequality.Semantic.DeepEqual(b.Spec, old.Spec):
 		errs = append(errs, field.Forbidden(spec, "cannot change once from is set"))
+	}
+	return errs
+}
+
+// MaxBuildTags bounds the tags of one build.
+const MaxBuildTags = 32
+
+func validateTags(tags []string, at *field.Path) (errs field.ErrorList) {
+	if len(tags) > MaxBuildTags {
+		return field.ErrorList{field.TooMany(at, len(tags), MaxBuildTags)}
+	}
+	for i, tag := range tags {
+		errs = append(errs, agents.ValidateTag(tag, at.Index(i))...)
+		if slices.Contains(tags[:i], tag) {
+			errs = append(errs, field.Duplicate(at.Index(i), tag))
+		}
 	}
 	return errs
 }

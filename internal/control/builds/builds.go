@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -104,6 +105,15 @@ func Open(cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("read archives of builds: %w", err)
 	}
 	return s, nil
+}
+
+// Free returns how many bytes of the disk are free for processes without privileges.
+func (s *Store) Free() (int64, error) {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(s.cfg.Dir, &disk); err != nil {
+		return 0, fmt.Errorf("read the free space of the disk: %w", err)
+	}
+	return int64(disk.Bavail) * disk.Bsize, nil //nolint:gosec // no disk has 2^63 bytes
 }
 
 // makeDir makes a directory with the mode of all, also if it exists with another.

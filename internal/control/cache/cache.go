@@ -211,6 +211,15 @@ func (c *Cache) Templates(ctx context.Context, namespace string) ([]extensions.S
 	return copies(shared[*extensions.SandboxTemplate](ctx, c, toolscache.NamespaceIndex, namespace))
 }
 
+// CurrentTemplates reads the templates of a namespace from the API server.
+func (c *Cache) CurrentTemplates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
+	var list extensions.SandboxTemplateList
+	if err := c.Live().List(ctx, &list, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list templates: %w", err)
+	}
+	return list.Items, nil
+}
+
 // TemplateRevisions returns the history of a template, in no order.
 func (c *Cache) TemplateRevisions(ctx context.Context, template types.NamespacedName) ([]barchan.TemplateRevision, error) {
 	found, err := shared[*barchan.TemplateRevision](ctx, c, indexRevisionOf, template.Name)

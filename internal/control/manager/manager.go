@@ -138,7 +138,7 @@ func New(cfg Config) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		m.Builds = &builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Files: cfg.BuildFiles, Log: log, UploadKey: key, Gate: cfg.Gate}
+		m.Builds = &builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Snapshots: m.Snapshots, Files: cfg.BuildFiles, Log: log, UploadKey: key, Gate: cfg.Gate}
 	}
 	if cfg.VolumeFiles != nil {
 		key, err := cfg.Tokens.Derive(volumes.PurposeTokens)

@@ -275,7 +275,7 @@ func TestErrorsHaveOneShape(t *testing.T) {
 		"builds":             {"POST", "/v3/templates", "{}", nil, 501, "template builds: not available"},
 		"deleting templates": {"DELETE", "/templates/base", "", nil, 501, "not available"},
 		"deleting no other":  {"DELETE", "/templates/nope", "", nil, 404, "template 'nope' not found"},
-		"publishing":         {"PATCH", "/v2/templates/base", `{"public":true}`, nil, 501, "publishing and unpublishing templates: not available"},
+		"publishing":         {"PATCH", "/v2/templates/base", `{"public":false}`, nil, 403, "public: the operator decides"},
 		"deleting nothing":   {"DELETE", "/templates/a%2Fb%3Adefault", "", nil, 404, "snapshot 'a/b:default' not found"},
 		"volume":             {"GET", "/volumes/x", "", nil, 501, "volumes: not available"},
 		"alias":              {"GET", "/templates/aliases/nope", "", nil, 404, "template 'nope' not found"},

@@ -3,6 +3,7 @@ package e2b
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -38,6 +39,18 @@ func (n noBuilds) VisitGetTemplateBuildStatusResponse(w http.ResponseWriter) err
 // VisitGetTemplateBuildLogsResponse implements the generated interface.
 func (n noBuilds) VisitGetTemplateBuildLogsResponse(w http.ResponseWriter) error { return n.write(w) }
 
+// VisitAssignTemplateTagsResponse implements the generated interface.
+func (n noBuilds) VisitAssignTemplateTagsResponse(w http.ResponseWriter) error { return n.write(w) }
+
+// VisitDeleteTemplateTagsResponse implements the generated interface.
+func (n noBuilds) VisitDeleteTemplateTagsResponse(w http.ResponseWriter) error { return n.write(w) }
+
+// VisitListTemplateTagsResponse implements the generated interface.
+func (n noBuilds) VisitListTemplateTagsResponse(w http.ResponseWriter) error { return n.write(w) }
+
+// VisitCancelTemplateBuildResponse implements the generated interface.
+func (n noBuilds) VisitCancelTemplateBuildResponse(w http.ResponseWriter) error { return n.write(w) }
+
 // RequestTemplateBuild is POST /v3/templates.
 func (h *handlers) RequestTemplateBuild(ctx context.Context, r RequestTemplateBuildRequestObject) (RequestTemplateBuildResponseObject, error) {
 	if h.manager.Builds == nil {
@@ -63,18 +76,15 @@ func (h *handlers) RequestTemplateBuildV2(ctx context.Context, r RequestTemplate
 }
 
 func (h *handlers) requestBuild(ctx context.Context, b *NewTemplateBuild) (RequestedTemplateBuild, error) {
-	if deref(b.MinFreeDiskMB) != 0 {
-		return RequestedTemplateBuild{}, invalid("minFreeDiskMb: not available on this server yet")
-	}
 	got, err := h.manager.Builds.Request(ctx, builds.Request{
 		Namespace: callerOf(ctx).Namespace, Name: cmp.Or(deref(b.Name), deref(b.Alias)), Tags: b.Tags,
-		CPUs: int(deref(b.CPUCount)), MemoryMB: int(deref(b.MemoryMB)),
+		CPUs: int(deref(b.CPUCount)), MemoryMB: int(deref(b.MemoryMB)), MinFreeMB: int(deref(b.MinFreeDiskMB)),
 	})
 	if err != nil {
 		return RequestedTemplateBuild{}, err
 	}
 	return RequestedTemplateBuild{
-		TemplateID: got.TemplateID, BuildID: got.BuildID, Public: got.Public, Tags: []string{got.Tag},
+		TemplateID: got.TemplateID, BuildID: got.BuildID, Public: got.Public, Tags: got.Tags,
 		Aliases: []string{got.Name}, Names: []string{callerOf(ctx).Namespace + "/" + got.Name},
 	}, nil
 }
@@ -130,7 +140,16 @@ func (h *handlers) GetTemplateBuildStatus(ctx context.Context, r GetTemplateBuil
 	if err != nil {
 		return nil, err
 	}
-	v, err := h.manager.Builds.Status(ctx, callerOf(ctx).Namespace, r.TemplateID, r.BuildID, int(deref(r.Params.LogsOffset)), limit)
+	if err := checkLogs(nil, r.Params.Level); err != nil {
+		return nil, err
+	}
+	least := slog.LevelDebug
+	if r.Params.Level != nil {
+		least = levelNamed(*r.Params.Level)
+	}
+	v, err := h.manager.Builds.Status(ctx, callerOf(ctx).Namespace, r.TemplateID, r.BuildID, builds.StatusRequest{
+		Offset: int(deref(r.Params.LogsOffset)), Limit: limit, AtLeast: least,
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -100,10 +100,34 @@ func New(cfg Config) (*Server, error) {
 		ResponseErrorHandlerFunc: s.fail,
 	})
 	HandlerWithOptions(strict, StdHTTPServerOptions{
-		BaseRouter:       s.mux,
+		BaseRouter:       router{s.mux},
 		ErrorHandlerFunc: func(w http.ResponseWriter, r *http.Request, err error) { s.fail(w, r, badParameter(err)) },
 	})
 	return s, nil
+}
+
+// tagsInMux is tagsRoute in a form that a mux can have beside GET /templates/aliases/{alias}, which takes precedence.
+const (
+	tagsRoute = "GET /templates/{templateID}/tags"
+	tagsInMux = "GET /templates/{templateID}/{tags}"
+)
+
+// router registers that route so.
+type router struct{ *http.ServeMux }
+
+// HandleFunc implements the generated interface.
+func (r router) HandleFunc(pattern string, serve func(http.ResponseWriter, *http.Request)) {
+	if pattern != tagsRoute {
+		r.ServeMux.HandleFunc(pattern, serve)
+		return
+	}
+	r.ServeMux.HandleFunc(tagsInMux, func(w http.ResponseWriter, req *http.Request) {
+		if req.PathValue("tags") != "tags" {
+			writeError(w, http.StatusNotFound, fmt.Sprintf("no such route: %s %s", req.Method, req.URL.Path))
+			return
+		}
+		serve(w, req)
+	})
 }
 
 // ServeHTTP implements http.Handler.
@@ -111,6 +135,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	out := &recorder{ResponseWriter: w}
 	_, route := s.mux.Handler(r)
+	if route == tagsInMux {
+		route = tagsRoute
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			s.panicked(out, r, p)

@@ -165,14 +165,14 @@ func template(t templates.Template) Template {
 	return Template{
 		TemplateID: t.ID, BuildID: buildOf(t), BuildStatus: buildReady, BuildCount: 1,
 		CPUCount: int32(t.Size.CPUs), MemoryMB: t.Size.MemoryMB, DiskSizeMB: t.Size.DiskMB,
-		Public: t.Public, Aliases: t.Aliases, Names: templateNames(t),
+		Public: t.Public, Aliases: t.Aliases, Names: templateNames(t), Tags: tagNames(t),
 		CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt, EnvdVersion: envd.Version,
 	}
 }
 
 func templateWithBuilds(t templates.Template) TemplateWithBuilds {
 	return TemplateWithBuilds{
-		TemplateID: t.ID, Public: t.Public, Aliases: t.Aliases, Names: templateNames(t),
+		TemplateID: t.ID, Public: t.Public, Aliases: t.Aliases, Names: templateNames(t), Tags: templateTags(t.Tags),
 		CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt,
 		Builds: []TemplateBuild{{
 			BuildID: buildOf(t), Status: buildReady, EnvdVersion: envd.Version,
@@ -180,6 +180,14 @@ func templateWithBuilds(t templates.Template) TemplateWithBuilds {
 			CPUCount: int32(t.Size.CPUs), MemoryMB: t.Size.MemoryMB, DiskSizeMB: t.Size.DiskMB,
 		}},
 	}
+}
+
+func tagNames(t templates.Template) []string {
+	names := make([]string, len(t.Tags))
+	for i, tag := range t.Tags {
+		names[i] = tag.Name
+	}
+	return names
 }
 
 func templateNames(t templates.Template) []string {

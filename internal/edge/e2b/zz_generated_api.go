@@ -151,6 +151,20 @@ type APIKey struct {
 	Name      string     `json:"name"`
 }
 
+// AssignTags defines model for AssignTags.
+type AssignTags struct {
+	Tags []string `json:"tags"`
+
+	// Target <name>:<tag>, or <name> for its tag default; also <name>:<build ID> of a build that a tag refers to.
+	Target string `json:"target"`
+}
+
+// AssignedTags defines model for AssignedTags.
+type AssignedTags struct {
+	BuildID string   `json:"buildID"`
+	Tags    []string `json:"tags"`
+}
+
 // BuildLogEntry defines model for BuildLogEntry.
 type BuildLogEntry struct {
 	Level     LogLevel  `json:"level"`
@@ -187,6 +201,14 @@ type CreatedAPIKey struct {
 	LastUsed  *time.Time `json:"lastUsed"`
 	Mask      KeyMask    `json:"mask"`
 	Name      string     `json:"name"`
+}
+
+// DeleteTags defines model for DeleteTags.
+type DeleteTags struct {
+	Name string `json:"name"`
+
+	// Tags Any but default. Unknown ones are ignored.
+	Tags []string `json:"tags"`
 }
 
 // Error defines model for Error.
@@ -322,13 +344,13 @@ type NewTemplateBuild struct {
 	// MemoryMB Memory of the template's sandboxes in MiB. Default: likewise.
 	MemoryMB *int32 `json:"memoryMB,omitempty"`
 
-	// MinFreeDiskMB Not available yet.
+	// MinFreeDiskMB What the server's disk, which sandboxes share without a limit of their own, must have free at the request, in MiB.
 	MinFreeDiskMB *int32 `json:"minFreeDiskMb,omitempty"`
 
-	// Name The template's name, or <name>:default; no other tag is available yet.
+	// Name The template's name, or <name>:<tag>.
 	Name *string `json:"name,omitempty"`
 
-	// Tags default alone.
+	// Tags Tags that get the result when it is ready, besides that of name. Default: default.
 	Tags []string `json:"tags,omitempty"`
 }
 
@@ -515,8 +537,11 @@ type Template struct {
 	Names         []string   `json:"names"`
 	Public        bool       `json:"public"`
 	SpawnCount    int64      `json:"spawnCount"`
-	TemplateID    string     `json:"templateID"`
-	UpdatedAt     time.Time  `json:"updatedAt"`
+
+	// Tags default first.
+	Tags       []string  `json:"tags,omitempty"`
+	TemplateID string    `json:"templateID"`
+	UpdatedAt  time.Time `json:"updatedAt"`
 }
 
 // TemplateBuild defines model for TemplateBuild.
@@ -592,6 +617,22 @@ type TemplateStep struct {
 	Type string `json:"type"`
 }
 
+// TemplateTag defines model for TemplateTag.
+type TemplateTag struct {
+	// BuildID The build that the tag refers to.
+	BuildID string `json:"buildID"`
+
+	// CreatedAt When the tag got the build.
+	CreatedAt time.Time `json:"createdAt"`
+	Tag       string    `json:"tag"`
+}
+
+// TemplateUpdate defines model for TemplateUpdate.
+type TemplateUpdate struct {
+	// Public A change is answered 403.
+	Public *bool `json:"public,omitempty"`
+}
+
 // TemplateWithBuilds defines model for TemplateWithBuilds.
 type TemplateWithBuilds struct {
 	Aliases       []string        `json:"aliases"`
@@ -601,6 +642,7 @@ type TemplateWithBuilds struct {
 	Names         []string        `json:"names"`
 	Public        bool            `json:"public"`
 	SpawnCount    int64           `json:"spawnCount"`
+	Tags          []TemplateTag   `json:"tags,omitempty"`
 	TemplateID    string          `json:"templateID"`
 	UpdatedAt     time.Time       `json:"updatedAt"`
 }
@@ -840,6 +882,9 @@ type GetTemplateBuildStatusParams struct {
 	// LogsOffset How many log entries to leave out.
 	LogsOffset *int32 `form:"logsOffset,omitempty" json:"logsOffset,omitempty"`
 
+	// Level The least level of the entries, which logsOffset counts. Default: all.
+	Level *LogLevel `form:"level,omitempty" json:"level,omitempty"`
+
 	// Limit From 1 to 100; 100 unless given.
 	Limit *Limit `form:"limit,omitempty" json:"limit,omitempty"`
 }
@@ -997,6 +1042,15 @@ type SetSandboxTimeoutJSONRequestBody SetSandboxTimeoutJSONBody
 // CreateSSHKeyJSONRequestBody defines body for CreateSSHKey for application/json ContentType.
 type CreateSSHKeyJSONRequestBody CreateSSHKeyJSONBody
 
+// DeleteTemplateTagsJSONRequestBody defines body for DeleteTemplateTags for application/json ContentType.
+type DeleteTemplateTagsJSONRequestBody = DeleteTags
+
+// AssignTemplateTagsJSONRequestBody defines body for AssignTemplateTags for application/json ContentType.
+type AssignTemplateTagsJSONRequestBody = AssignTags
+
+// UpdateTemplateJSONRequestBody defines body for UpdateTemplate for application/json ContentType.
+type UpdateTemplateJSONRequestBody = TemplateUpdate
+
 // CreateSandboxV2JSONRequestBody defines body for CreateSandboxV2 for application/json ContentType.
 type CreateSandboxV2JSONRequestBody = NewSandbox
 
@@ -1005,6 +1059,9 @@ type ConnectSandboxV2JSONRequestBody = ConnectSandbox
 
 // RequestTemplateBuildV2JSONRequestBody defines body for RequestTemplateBuildV2 for application/json ContentType.
 type RequestTemplateBuildV2JSONRequestBody = NewTemplateBuild
+
+// UpdateTemplateV2JSONRequestBody defines body for UpdateTemplateV2 for application/json ContentType.
+type UpdateTemplateV2JSONRequestBody = TemplateUpdate
 
 // StartTemplateBuildJSONRequestBody defines body for StartTemplateBuild for application/json ContentType.
 type StartTemplateBuildJSONRequestBody = TemplateBuildStart
@@ -1099,11 +1156,23 @@ type ServerInterface interface {
 	// (GET /templates/aliases/{alias})
 	GetTemplateAlias(w http.ResponseWriter, r *http.Request, alias string)
 
+	// (DELETE /templates/tags)
+	DeleteTemplateTags(w http.ResponseWriter, r *http.Request)
+
+	// (POST /templates/tags)
+	AssignTemplateTags(w http.ResponseWriter, r *http.Request)
+
 	// (DELETE /templates/{templateID})
 	DeleteTemplate(w http.ResponseWriter, r *http.Request, templateID string)
 
 	// (GET /templates/{templateID})
 	GetTemplate(w http.ResponseWriter, r *http.Request, templateID string, params GetTemplateParams)
+
+	// (PATCH /templates/{templateID})
+	UpdateTemplate(w http.ResponseWriter, r *http.Request, templateID TemplateID)
+
+	// (DELETE /templates/{templateID}/builds/{buildID})
+	CancelTemplateBuild(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID)
 
 	// (GET /templates/{templateID}/builds/{buildID}/logs)
 	GetTemplateBuildLogs(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID, params GetTemplateBuildLogsParams)
@@ -1113,6 +1182,9 @@ type ServerInterface interface {
 
 	// (GET /templates/{templateID}/files/{hash})
 	GetTemplateFiles(w http.ResponseWriter, r *http.Request, templateID TemplateID, hash string)
+
+	// (GET /templates/{templateID}/tags)
+	ListTemplateTags(w http.ResponseWriter, r *http.Request, templateID TemplateID)
 
 	// (GET /v2/sandboxes)
 	ListSandboxesV2(w http.ResponseWriter, r *http.Request, params ListSandboxesV2Params)
@@ -1131,6 +1203,9 @@ type ServerInterface interface {
 
 	// (POST /v2/templates)
 	RequestTemplateBuildV2(w http.ResponseWriter, r *http.Request)
+
+	// (PATCH /v2/templates/{templateID})
+	UpdateTemplateV2(w http.ResponseWriter, r *http.Request, templateID TemplateID)
 
 	// (POST /v2/templates/{templateID}/builds/{buildID})
 	StartTemplateBuild(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID)
@@ -1967,6 +2042,34 @@ func (siw *ServerInterfaceWrapper) GetTemplateAlias(w http.ResponseWriter, r *ht
 	handler.ServeHTTP(w, r)
 }
 
+// DeleteTemplateTags operation middleware
+func (siw *ServerInterfaceWrapper) DeleteTemplateTags(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.DeleteTemplateTags(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// AssignTemplateTags operation middleware
+func (siw *ServerInterfaceWrapper) AssignTemplateTags(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.AssignTemplateTags(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
 // DeleteTemplate operation middleware
 func (siw *ServerInterfaceWrapper) DeleteTemplate(w http.ResponseWriter, r *http.Request) {
 
@@ -2039,6 +2142,67 @@ func (siw *ServerInterfaceWrapper) GetTemplate(w http.ResponseWriter, r *http.Re
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.GetTemplate(w, r, templateID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// UpdateTemplate operation middleware
+func (siw *ServerInterfaceWrapper) UpdateTemplate(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.UpdateTemplate(w, r, templateID)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// CancelTemplateBuild operation middleware
+func (siw *ServerInterfaceWrapper) CancelTemplateBuild(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	// ------------- Path parameter "buildID" -------------
+	var buildID BuildID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "buildID", r.PathValue("buildID"), &buildID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "buildID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.CancelTemplateBuild(w, r, templateID, buildID)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -2178,6 +2342,19 @@ func (siw *ServerInterfaceWrapper) GetTemplateBuildStatus(w http.ResponseWriter,
 		return
 	}
 
+	// ------------- Optional query parameter "level" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "level", r.URL.Query(), &params.Level, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "level"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "level", Err: err})
+		}
+		return
+	}
+
 	// ------------- Optional query parameter "limit" -------------
 
 	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", r.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
@@ -2228,6 +2405,32 @@ func (siw *ServerInterfaceWrapper) GetTemplateFiles(w http.ResponseWriter, r *ht
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.GetTemplateFiles(w, r, templateID, hash)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// ListTemplateTags operation middleware
+func (siw *ServerInterfaceWrapper) ListTemplateTags(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ListTemplateTags(w, r, templateID)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -2605,6 +2808,32 @@ func (siw *ServerInterfaceWrapper) RequestTemplateBuildV2(w http.ResponseWriter,
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.RequestTemplateBuildV2(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// UpdateTemplateV2 operation middleware
+func (siw *ServerInterfaceWrapper) UpdateTemplateV2(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.UpdateTemplateV2(w, r, templateID)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -3298,8 +3527,14 @@ func HandlerWithOptions(si ServerInterface, options StdHTTPServerOptions) http.H
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v3/templates", wrapper.RequestTemplateBuild)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v2/templates", wrapper.ListTemplatesV2)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v2/templates", wrapper.RequestTemplateBuildV2)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/templates/tags", wrapper.DeleteTemplateTags)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/templates/tags", wrapper.AssignTemplateTags)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}/tags", wrapper.ListTemplateTags)
+	m.HandleFunc(http.MethodPatch+" "+options.BaseURL+"/v2/templates/{templateID}", wrapper.UpdateTemplateV2)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/templates/{templateID}/builds/{buildID}", wrapper.CancelTemplateBuild)
 	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/templates/{templateID}", wrapper.DeleteTemplate)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}", wrapper.GetTemplate)
+	m.HandleFunc(http.MethodPatch+" "+options.BaseURL+"/templates/{templateID}", wrapper.UpdateTemplate)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}/files/{hash}", wrapper.GetTemplateFiles)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v2/templates/{templateID}/builds/{buildID}", wrapper.StartTemplateBuild)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}/builds/{buildID}/status", wrapper.GetTemplateBuildStatus)
@@ -4327,6 +4562,78 @@ func (response GetTemplateAliasdefaultJSONResponse) VisitGetTemplateAliasRespons
 	return err
 }
 
+type DeleteTemplateTagsRequestObject struct {
+	Body *DeleteTemplateTagsJSONRequestBody
+}
+
+type DeleteTemplateTagsResponseObject interface {
+	VisitDeleteTemplateTagsResponse(w http.ResponseWriter) error
+}
+
+type DeleteTemplateTags204Response struct {
+}
+
+func (response DeleteTemplateTags204Response) VisitDeleteTemplateTagsResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteTemplateTagsdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response DeleteTemplateTagsdefaultJSONResponse) VisitDeleteTemplateTagsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type AssignTemplateTagsRequestObject struct {
+	Body *AssignTemplateTagsJSONRequestBody
+}
+
+type AssignTemplateTagsResponseObject interface {
+	VisitAssignTemplateTagsResponse(w http.ResponseWriter) error
+}
+
+type AssignTemplateTags201JSONResponse AssignedTags
+
+func (response AssignTemplateTags201JSONResponse) VisitAssignTemplateTagsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type AssignTemplateTagsdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response AssignTemplateTagsdefaultJSONResponse) VisitAssignTemplateTagsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type DeleteTemplateRequestObject struct {
 	TemplateID string `json:"templateID"`
 }
@@ -4389,6 +4696,80 @@ type GetTemplatedefaultJSONResponse struct {
 }
 
 func (response GetTemplatedefaultJSONResponse) VisitGetTemplateResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UpdateTemplateRequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+	Body       *UpdateTemplateJSONRequestBody
+}
+
+type UpdateTemplateResponseObject interface {
+	VisitUpdateTemplateResponse(w http.ResponseWriter) error
+}
+
+type UpdateTemplate200JSONResponse map[string]interface{}
+
+func (response UpdateTemplate200JSONResponse) VisitUpdateTemplateResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UpdateTemplatedefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response UpdateTemplatedefaultJSONResponse) VisitUpdateTemplateResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CancelTemplateBuildRequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+	BuildID    BuildID    `json:"buildID"`
+}
+
+type CancelTemplateBuildResponseObject interface {
+	VisitCancelTemplateBuildResponse(w http.ResponseWriter) error
+}
+
+type CancelTemplateBuild204Response struct {
+}
+
+func (response CancelTemplateBuild204Response) VisitCancelTemplateBuildResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type CancelTemplateBuilddefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response CancelTemplateBuilddefaultJSONResponse) VisitCancelTemplateBuildResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -4516,6 +4897,45 @@ type GetTemplateFilesdefaultJSONResponse struct {
 }
 
 func (response GetTemplateFilesdefaultJSONResponse) VisitGetTemplateFilesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListTemplateTagsRequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+}
+
+type ListTemplateTagsResponseObject interface {
+	VisitListTemplateTagsResponse(w http.ResponseWriter) error
+}
+
+type ListTemplateTags200JSONResponse []TemplateTag
+
+func (response ListTemplateTags200JSONResponse) VisitListTemplateTagsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListTemplateTagsdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ListTemplateTagsdefaultJSONResponse) VisitListTemplateTagsResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -4767,6 +5187,48 @@ type RequestTemplateBuildV2defaultJSONResponse struct {
 }
 
 func (response RequestTemplateBuildV2defaultJSONResponse) VisitRequestTemplateBuildV2Response(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UpdateTemplateV2RequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+	Body       *UpdateTemplateV2JSONRequestBody
+}
+
+type UpdateTemplateV2ResponseObject interface {
+	VisitUpdateTemplateV2Response(w http.ResponseWriter) error
+}
+
+type UpdateTemplateV2200JSONResponse struct {
+	Names []string `json:"names"`
+}
+
+func (response UpdateTemplateV2200JSONResponse) VisitUpdateTemplateV2Response(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UpdateTemplateV2defaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response UpdateTemplateV2defaultJSONResponse) VisitUpdateTemplateV2Response(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -5364,11 +5826,23 @@ type StrictServerInterface interface {
 	// (GET /templates/aliases/{alias})
 	GetTemplateAlias(ctx context.Context, request GetTemplateAliasRequestObject) (GetTemplateAliasResponseObject, error)
 
+	// (DELETE /templates/tags)
+	DeleteTemplateTags(ctx context.Context, request DeleteTemplateTagsRequestObject) (DeleteTemplateTagsResponseObject, error)
+
+	// (POST /templates/tags)
+	AssignTemplateTags(ctx context.Context, request AssignTemplateTagsRequestObject) (AssignTemplateTagsResponseObject, error)
+
 	// (DELETE /templates/{templateID})
 	DeleteTemplate(ctx context.Context, request DeleteTemplateRequestObject) (DeleteTemplateResponseObject, error)
 
 	// (GET /templates/{templateID})
 	GetTemplate(ctx context.Context, request GetTemplateRequestObject) (GetTemplateResponseObject, error)
+
+	// (PATCH /templates/{templateID})
+	UpdateTemplate(ctx context.Context, request UpdateTemplateRequestObject) (UpdateTemplateResponseObject, error)
+
+	// (DELETE /templates/{templateID}/builds/{buildID})
+	CancelTemplateBuild(ctx context.Context, request CancelTemplateBuildRequestObject) (CancelTemplateBuildResponseObject, error)
 
 	// (GET /templates/{templateID}/builds/{buildID}/logs)
 	GetTemplateBuildLogs(ctx context.Context, request GetTemplateBuildLogsRequestObject) (GetTemplateBuildLogsResponseObject, error)
@@ -5378,6 +5852,9 @@ type StrictServerInterface interface {
 
 	// (GET /templates/{templateID}/files/{hash})
 	GetTemplateFiles(ctx context.Context, request GetTemplateFilesRequestObject) (GetTemplateFilesResponseObject, error)
+
+	// (GET /templates/{templateID}/tags)
+	ListTemplateTags(ctx context.Context, request ListTemplateTagsRequestObject) (ListTemplateTagsResponseObject, error)
 
 	// (GET /v2/sandboxes)
 	ListSandboxesV2(ctx context.Context, request ListSandboxesV2RequestObject) (ListSandboxesV2ResponseObject, error)
@@ -5396,6 +5873,9 @@ type StrictServerInterface interface {
 
 	// (POST /v2/templates)
 	RequestTemplateBuildV2(ctx context.Context, request RequestTemplateBuildV2RequestObject) (RequestTemplateBuildV2ResponseObject, error)
+
+	// (PATCH /v2/templates/{templateID})
+	UpdateTemplateV2(ctx context.Context, request UpdateTemplateV2RequestObject) (UpdateTemplateV2ResponseObject, error)
 
 	// (POST /v2/templates/{templateID}/builds/{buildID})
 	StartTemplateBuild(ctx context.Context, request StartTemplateBuildRequestObject) (StartTemplateBuildResponseObject, error)
@@ -6235,6 +6715,68 @@ func (sh *strictHandler) GetTemplateAlias(w http.ResponseWriter, r *http.Request
 	}
 }
 
+// DeleteTemplateTags operation middleware
+func (sh *strictHandler) DeleteTemplateTags(w http.ResponseWriter, r *http.Request) {
+	var request DeleteTemplateTagsRequestObject
+
+	var body DeleteTemplateTagsJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteTemplateTags(ctx, request.(DeleteTemplateTagsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteTemplateTags")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(DeleteTemplateTagsResponseObject); ok {
+		if err := validResponse.VisitDeleteTemplateTagsResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// AssignTemplateTags operation middleware
+func (sh *strictHandler) AssignTemplateTags(w http.ResponseWriter, r *http.Request) {
+	var request AssignTemplateTagsRequestObject
+
+	var body AssignTemplateTagsJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.AssignTemplateTags(ctx, request.(AssignTemplateTagsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "AssignTemplateTags")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(AssignTemplateTagsResponseObject); ok {
+		if err := validResponse.VisitAssignTemplateTagsResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // DeleteTemplate operation middleware
 func (sh *strictHandler) DeleteTemplate(w http.ResponseWriter, r *http.Request, templateID string) {
 	var request DeleteTemplateRequestObject
@@ -6281,6 +6823,66 @@ func (sh *strictHandler) GetTemplate(w http.ResponseWriter, r *http.Request, tem
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(GetTemplateResponseObject); ok {
 		if err := validResponse.VisitGetTemplateResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// UpdateTemplate operation middleware
+func (sh *strictHandler) UpdateTemplate(w http.ResponseWriter, r *http.Request, templateID TemplateID) {
+	var request UpdateTemplateRequestObject
+
+	request.TemplateID = templateID
+
+	var body UpdateTemplateJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.UpdateTemplate(ctx, request.(UpdateTemplateRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "UpdateTemplate")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(UpdateTemplateResponseObject); ok {
+		if err := validResponse.VisitUpdateTemplateResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CancelTemplateBuild operation middleware
+func (sh *strictHandler) CancelTemplateBuild(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID) {
+	var request CancelTemplateBuildRequestObject
+
+	request.TemplateID = templateID
+	request.BuildID = buildID
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.CancelTemplateBuild(ctx, request.(CancelTemplateBuildRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CancelTemplateBuild")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(CancelTemplateBuildResponseObject); ok {
+		if err := validResponse.VisitCancelTemplateBuildResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {
@@ -6364,6 +6966,32 @@ func (sh *strictHandler) GetTemplateFiles(w http.ResponseWriter, r *http.Request
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(GetTemplateFilesResponseObject); ok {
 		if err := validResponse.VisitGetTemplateFilesResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListTemplateTags operation middleware
+func (sh *strictHandler) ListTemplateTags(w http.ResponseWriter, r *http.Request, templateID TemplateID) {
+	var request ListTemplateTagsRequestObject
+
+	request.TemplateID = templateID
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ListTemplateTags(ctx, request.(ListTemplateTagsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListTemplateTags")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ListTemplateTagsResponseObject); ok {
+		if err := validResponse.VisitListTemplateTagsResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {
@@ -6543,6 +7171,39 @@ func (sh *strictHandler) RequestTemplateBuildV2(w http.ResponseWriter, r *http.R
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(RequestTemplateBuildV2ResponseObject); ok {
 		if err := validResponse.VisitRequestTemplateBuildV2Response(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// UpdateTemplateV2 operation middleware
+func (sh *strictHandler) UpdateTemplateV2(w http.ResponseWriter, r *http.Request, templateID TemplateID) {
+	var request UpdateTemplateV2RequestObject
+
+	request.TemplateID = templateID
+
+	var body UpdateTemplateV2JSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.UpdateTemplateV2(ctx, request.(UpdateTemplateV2RequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "UpdateTemplateV2")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(UpdateTemplateV2ResponseObject); ok {
+		if err := validResponse.VisitUpdateTemplateV2Response(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {

@@ -442,6 +442,11 @@ func (c *Cluster) Templates(ctx context.Context, namespace string) ([]extensions
 	return list.Items, err
 }
 
+// CurrentTemplates lists a namespace.
+func (c *Cluster) CurrentTemplates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
+	return c.Templates(ctx, namespace)
+}
+
 // APIKeys lists a namespace.
 func (c *Cluster) APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error) {
 	var list barchan.APIKeyList

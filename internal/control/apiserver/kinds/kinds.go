@@ -1,6 +1,8 @@
 package kinds
 
 import (
+	"strings"
+
 	"time"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
@@ -52,10 +54,22 @@ func templateKind() *Resource {
 		Object: &extensions.SandboxTemplate{}, List: &extensions.SandboxTemplateList{},
 		Namespaced: true, Generation: true,
 		Defaults: on(extensions.SetTemplateDefaults),
-		Validate: checked(extensions.ValidateTemplate),
+		Validate: checkedChange(extensions.ValidateTemplateChange),
 		Warn:     func(o runtime.Object) []string { return extensions.TemplateWarnings(o.(*extensions.SandboxTemplate)) },
-		columns:  []column{ageColumn()},
+		columns: []column{
+			text("Template", func(t *extensions.SandboxTemplate) string { return tagOf(t).TemplateName }),
+			text("Tag", func(t *extensions.SandboxTemplate) string { return tagOf(t).Tag }),
+			ageColumn(),
+		},
 	}
+}
+
+// tagOf returns which tag a template is; empty for none.
+func tagOf(t *extensions.SandboxTemplate) extensions.TagOf {
+	if b := t.Spec.Barchan; b != nil && b.TagOf != nil {
+		return *b.TagOf
+	}
+	return extensions.TagOf{}
 }
 
 func warmPoolKind() *Resource {
@@ -175,6 +189,7 @@ func templateBuildKind() *Resource {
 		Validate: checkedChange(barchan.ValidateTemplateBuild),
 		columns: []column{
 			text("Template", func(b *barchan.TemplateBuild) string { return b.Spec.TemplateName }),
+			text("Tags", func(b *barchan.TemplateBuild) string { return strings.Join(b.Spec.Tags, ",") }),
 			text("Phase", func(b *barchan.TemplateBuild) string { return string(b.Status.Phase) }),
 			positive("Step", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.Step) }),
 			wide(positive("Cached", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.CachedSteps) })),

@@ -89,7 +89,7 @@ func (w *work) do(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := w.template(ctx); err != nil { // before any work
+	if err := w.checkTags(ctx); err != nil { // before any work
 		return err
 	}
 	if err := w.finishChain(ctx, own); err != nil {

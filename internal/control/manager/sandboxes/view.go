@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -196,9 +197,13 @@ func (st *Store) List(ctx context.Context, req ListRequest) (Page, error) {
 	templateID := ""
 	if req.Template != "" {
 		t, err := st.Templates.Resolve(ctx, req.Namespace, req.Template)
-		if err == nil {
+		switch {
+		case err == nil && strings.Contains(req.Template, ":"): // of the tag alone
+			req.Template = t.Name
+		case err == nil:
 			templateID = pool.TemplateID(t)
-		} else if !errors.Is(err, errs.ErrNotFound) { // a deleted template may have sandboxes left
+		}
+		if err != nil && !errors.Is(err, errs.ErrNotFound) { // a deleted template may have sandboxes left
 			return Page{}, err
 		}
 	}
