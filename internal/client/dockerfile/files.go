@@ -207,6 +207,11 @@ func (p *packing) walk(file, name string, ignored bool, match patternmatcher.Mat
 	if err != nil || !info.IsDir() || (ignored && !p.ignore.Exclusions()) {
 		return err
 	}
+	return p.children(file, name, match, inside)
+}
+
+// children adds what is in a directory.
+func (p *packing) children(file, name string, match patternmatcher.MatchInfo, inside string) error {
 	list, err := fs.ReadDir(p.root.FS(), file)
 	if err != nil {
 		return err

@@ -77,7 +77,7 @@ func TestBuildOnRealAPI(t *testing.T) {
 	m.wantBuild(t, r, builds.StateBuilding)
 	wantKind(t, m.Builds.Trigger(ctx, team, r.TemplateID, r.BuildID, what), errs.ErrConflict, "was started before")
 	b := buildObject(t, objects, r)
-	want := fmt.Sprintf("mine {Image: TemplateName:base} [{Type:Run Args:[true root] FilesHash: Force:false} {Type:Copy Args:[a b  ] FilesHash:%s Force:true} {Type:Env Args:[A b C ] FilesHash: Force:false}] start ready true 3 700Mi", filesHash)
+	want := fmt.Sprintf("mine {Image: TemplateName:base} [{Type:Run Args:[true root] FilesHash: From:<nil> Mounts:[] Network: Force:false} {Type:Copy Args:[a b  ] FilesHash:%s From:<nil> Mounts:[] Network: Force:true} {Type:Env Args:[A b C ] FilesHash: From:<nil> Mounts:[] Network: Force:false}] start ready true 3 700Mi", filesHash)
 	if s := b.Spec; fmt.Sprintf("%s %+v %+v %s %s %v %s %s", s.TemplateName, *s.From, s.Steps, s.StartCommand, s.ReadyCommand, s.Force, s.CPU, s.Memory) != want {
 		t.Errorf("the object is %+v, want %s", s, want)
 	}

@@ -100,7 +100,7 @@ func (w *work) runLayer(ctx context.Context, l *layer) error {
 	for i := range l.steps {
 		step := &l.steps[i]
 		w.log.step = w.stepNumber(l.first + i)
-		if w.chain.stage == "" {
+		if w.stage == "" {
 			status := w.build.Status.DeepCopy()
 			status.Step = int32(l.first + i + 1) //nolint:gosec // at most 256
 			if err := w.write(ctx, status); err != nil {
