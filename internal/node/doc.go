@@ -6,6 +6,8 @@
 //	journal     one row for each sandbox, and the table of allowed stage transitions
 //	registry    one handle for each sandbox: lock, row, status; background tasks
 //	keyedlock   the lock by key, with interruption by a removal
+//	references  the values that a plan takes from Secrets and ConfigMaps
+//	projection  their files, which change as a whole
 //	operation   ordered lists of steps with do and undo: create, save, release, bring up, restart
 //	recovery    adoption after a restart, sweeps of the host, and removal
 //	suspend     pause, store and resume, with and without memory

@@ -78,8 +78,10 @@ func (w *Operation) mounts() (mounts []oci.Mount, err error) {
 		switch {
 		case v.Volume != "":
 			m.Source, err = w.host.cfg.Volumes.Source(types.NamespacedName{Namespace: w.Row.Plan.Ref.Namespace, Name: v.Volume})
+		case v.Projected != "" && v.SubPath != "":
+			m.Source = w.subPathCopy(i)
 		case v.Projected != "":
-			m.Source = w.projectedSource(i, v)
+			m.Source = w.projectedVolume(v.Projected)
 		case v.Claim != "":
 			m.Source, err = volumeDir(w.VolumeSource(v), v.SubPath)
 		case v.Scratch != "":

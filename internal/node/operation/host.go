@@ -29,6 +29,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/programs"
+	"github.com/barchan-dev/barchan/internal/node/references"
 	"github.com/barchan-dev/barchan/internal/node/volumes"
 )
 
@@ -81,7 +82,7 @@ type Host struct {
 // NewHost starts nothing.
 func NewHost(cfg HostConfig) *Host {
 	if cfg.Objects == nil {
-		cfg.Objects = noObjects{}
+		cfg.Objects = references.None{}
 	}
 	return &Host{
 		cfg: cfg, restores: make(chan struct{}, checkpoint.MaxConcurrentRestores()),

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -100,11 +99,11 @@ func (w *Operation) awaitEnd(ctx context.Context) error {
 	}
 	for {
 		state, err := agent.Entrypoint(ctx)
-		if err == nil && hasEnded(state) {
+		if err == nil && state.Ended() {
 			return w.result(ctx, agent, state)
 		}
 		err = agent.Logs(ctx, envd.SourceAgent, true, func(envd.LogLine) error { // there is one for the end
-			if state, err := agent.Entrypoint(ctx); err != nil || hasEnded(state) {
+			if state, err := agent.Entrypoint(ctx); err != nil || state.Ended() {
 				return errInitEnded
 			}
 			return nil
@@ -120,10 +119,6 @@ func (w *Operation) awaitEnd(ctx context.Context) error {
 
 var errInitEnded = errors.New("the program has ended")
 
-func hasEnded(state envd.Entrypoint) bool {
-	return !state.Running && (state.ExitCode != nil || state.Error != "")
-}
-
 // result is nil for code 0. Another ends a sandbox with restartPolicy Never; others are made again.
 func (w *Operation) result(ctx context.Context, agent *envd.Client, state envd.Entrypoint) error {
 	if state.ExitCode != nil && *state.ExitCode == 0 {
@@ -137,21 +132,11 @@ func (w *Operation) result(ctx context.Context, agent *envd.Client, state envd.E
 		what += ": " + state.Error
 	}
 	if w.outputOnError {
-		what += ": " + w.lastOutput(ctx, agent)
+		what += ": " + agent.LastOutput(ctx, maxInitOutput)
 	}
 	kind := errs.ErrUnavailable
 	if w.Row.Plan.Restart == corev1.RestartPolicyNever {
 		kind = errs.ErrInvalid
 	}
 	return sandbox.InitFailed(fmt.Errorf("%s: %w", what, kind))
-}
-
-func (w *Operation) lastOutput(ctx context.Context, agent *envd.Client) string {
-	var text strings.Builder
-	_ = agent.Logs(ctx, envd.SourceEntrypoint, false, func(l envd.LogLine) error { // what can be read is shown
-		fmt.Fprintln(&text, l.Line)
-		return nil
-	})
-	out := strings.TrimSpace(text.String())
-	return strings.ToValidUTF8(out[max(0, len(out)-maxInitOutput):], "")
 }

@@ -5,33 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"path/filepath"
 	"strconv"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/podsource"
-	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/projection"
+	"github.com/barchan-dev/barchan/internal/node/references"
 )
-
-// noObjects is a podsource.Objects without any.
-type noObjects struct{}
-
-func (noObjects) Secret(context.Context, string, string) (*corev1.Secret, error) { return nil, nil }
-
-func (noObjects) ConfigMap(context.Context, string, string) (*corev1.ConfigMap, error) {
-	return nil, nil
-}
-
-// resolved has the values that a sandbox takes from objects. They are never in its row.
-type resolved struct {
-	env     podsource.Variables
-	volumes map[string]map[string]podsource.File // by volume and path
-}
 
 // Resolve reads what the environment and the volumes need of Secrets and ConfigMaps. What is missing is a
 // *podsource.Missing: the sandbox can be created when it appears.
@@ -39,15 +20,16 @@ func (w *Operation) Resolve(ctx context.Context) (err error) {
 	if w.resolved != nil {
 		return nil
 	}
-	found := &resolved{}
-	if found.volumes, err = w.resolveVolumes(ctx); err != nil {
+	found, p := &references.Values{}, &w.Row.Plan
+	if found.Volumes, err = w.host.values().Volumes(ctx, p, w.Row.Address); err != nil {
 		return err
 	}
-	if found.env, err = w.resolveEnv(ctx); err != nil {
+	if found.Env, err = w.host.values().Env(ctx, p); err != nil {
 		return err
 	}
-	for i := range w.Row.Plan.Init { // all that is missing is known before anything runs
-		if _, err = w.initContainer(i).resolveEnv(ctx); err != nil {
+	for i := range p.Init { // all that is missing is known before anything runs
+		of := p.OfInit(i)
+		if _, err = w.host.values().Env(ctx, &of); err != nil {
 			return err
 		}
 	}
@@ -55,69 +37,19 @@ func (w *Operation) Resolve(ctx context.Context) (err error) {
 	return nil
 }
 
-func (w *Operation) resolveEnv(ctx context.Context) (podsource.Variables, error) {
-	p := &w.Row.Plan
-	if !p.RefersToObjects() {
-		return podsource.Variables{}, nil
-	}
-	v, err := podsource.Resolve(ctx, w.host.cfg.Objects, p.Ref.Namespace, p.Env, p.EnvFrom)
-	return v, unlessMissing(err)
-}
-
-func (w *Operation) resolveVolumes(ctx context.Context) (map[string]map[string]podsource.File, error) {
-	p := &w.Row.Plan
-	all, size := map[string]map[string]podsource.File{}, 0
-	for i := range p.Projections {
-		v := &p.Projections[i]
-		files, err := podsource.Files(ctx, w.host.cfg.Objects, p.Ref.Namespace, v.Name, &v.Source, p.Fields(w.Row.Address, w.host.cfg.Name))
-		if err != nil {
-			return nil, unlessMissing(err)
-		}
-		for _, f := range files {
-			size += len(f.Data)
-		}
-		all[v.Name] = files
-	}
-	if size > podsource.MaxVolumeBytes {
-		return nil, fmt.Errorf("spec.podTemplate.spec.volumes: the Secrets and ConfigMaps of a sandbox may have %d MiB, and these have more: %w",
-			podsource.MaxVolumeBytes>>20, errs.ErrInvalid)
-	}
-	return all, nil
-}
-
-// unlessMissing lets the read of an object be repeated. What is missing is waited for instead.
-func unlessMissing(err error) error {
-	if missing, ok := errors.AsType[*podsource.Missing](err); ok {
-		return missing
-	}
-	return errs.Retryable(err)
-}
-
-// environment is that of the container now. Values that cannot be read are those of a former environment, so that a
-// sandbox can start again without an object that is gone.
-func (w *Operation) environment(ctx context.Context, former map[string]string) (map[string]string, error) {
-	p := &w.Row.Plan
+// environment is that of the container now; former is the one before, nil at first.
+func (w *Operation) environment(ctx context.Context, former map[string]string) (env map[string]string, err error) {
 	var values podsource.Variables
-	switch {
-	case w.resolved != nil:
-		values = w.resolved.env
-	default:
-		var err error
-		values, err = w.resolveEnv(ctx)
-		if err != nil && former == nil {
-			return nil, err
-		}
-		if err != nil {
-			w.host.cfg.Log.WarnContext(ctx, "variables from objects not read; sandbox keeps its values", telemetry.Sandbox, p.Ref.Name, telemetry.Error, err)
-			values = podsource.Variables{From: maps.Clone(former), Keys: map[int]string{}}
-			for i, e := range p.Env {
-				if value, had := former[e.Name]; had {
-					values.Keys[i] = value
-				}
-			}
-		}
+	if w.resolved != nil {
+		values = w.resolved.Env
+	} else if values, err = w.host.values().EnvOr(ctx, &w.Row.Plan, former); err != nil {
+		return nil, err
 	}
-	return p.Environment(w.Row.ImageEnv, w.Row.Address, w.host.cfg.Name, values), nil
+	return w.Row.Plan.Environment(w.Row.ImageEnv, w.Row.Address, w.host.cfg.Name, values), nil
+}
+
+func (h *Host) values() references.Reader {
+	return references.Reader{Objects: h.cfg.Objects, Node: h.cfg.Name, Log: h.cfg.Log}
 }
 
 // projectedDir is where the memory of the projected volumes is mounted.
@@ -136,8 +68,8 @@ func (w *Operation) FillProjected(ctx context.Context) error {
 	var volumes map[string]map[string]podsource.File
 	var err error
 	if w.resolved != nil {
-		volumes = w.resolved.volumes
-	} else if volumes, err = w.resolveVolumes(ctx); err != nil {
+		volumes = w.resolved.Volumes
+	} else if volumes, err = w.host.values().Volumes(ctx, p, w.Row.Address); err != nil {
 		return err
 	}
 	if err := projection.Mount(w.projectedDir()); err != nil {
@@ -179,12 +111,4 @@ func (w *Operation) copySubPaths() error {
 
 func (w *Operation) subPathCopy(mount int) string {
 	return filepath.Join(w.projectedDir(), "subpaths", strconv.Itoa(w.init), strconv.Itoa(mount))
-}
-
-// projectedSource is the host path of a mount of a projected volume.
-func (w *Operation) projectedSource(i int, v plan.Volume) string {
-	if v.SubPath != "" {
-		return w.subPathCopy(i)
-	}
-	return w.projectedVolume(v.Projected)
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
+	"github.com/barchan-dev/barchan/internal/node/references"
 )
 
 // Labels of containers.
@@ -63,7 +64,7 @@ type Operation struct {
 	// Initializing is called before each init container.
 	Initializing func(name string, number, of int)
 	// resolved is nil before Resolve.
-	resolved *resolved
+	resolved *references.Values
 	netns    string
 	rootfs   ctrd.Rootfs
 	console  *oci.Console
