@@ -87,7 +87,7 @@ func matrix() (all []crash) {
 			templatebuild/checkpoint:3 checkpointobject/intended node/capture_copied checkpointobject/captured templatebuild/template`},
 		{op: buildTemplate, at: "templatebuild/sandbox", then: "templatebuild/checkpoint"},
 		{op: makeVolume, at: "volume/made volumeobject/status volume/uploaded"},
-		{op: mountVolume, at: "create/written row/making node/bundle node/start row/live create/routed"},
+		{op: mountVolume, at: "row/making node/bundle row/live"},
 		{op: dropVolume, at: "volume/unlinked volume/removed volumeobject/released"},
 		{op: takeSnapshot, at: "node/capture_held", then: "checkpoint/removed checkpoint/gone checkpointobject/finished"},
 		{op: takeSnapshot, at: "checkpoint/ready", then: "checkpointobject/finished"},
