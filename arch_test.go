@@ -38,17 +38,17 @@ var planes = map[string][]string{
 var layers = [][]string{
 	0: {
 		"api/agents/v1beta1", "internal/base/errs", "internal/base/lifecycle", "internal/base/telemetry", "internal/base/failpoint",
-		"internal/base/signedurl", "api/crds", "packaging/chart", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
+		"internal/base/signedurl", "internal/base/podsource", "api/crds", "packaging/chart", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
 	},
-	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/health", "internal/node/keyedlock", "internal/testkit/ownnet"},
+	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/node/keyedlock", "internal/node/projection", "internal/testkit/ownnet"},
 	2: {
-		"api/openapi", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable",
+		"api/openapi", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable", "internal/guest/interpreter",
 		"internal/node/ipam", "internal/node/egress", "internal/edge/route",
 		"internal/control/apiserver/gc", "internal/control/apiserver/kinds", "internal/control/apiserver/liblog", // without storage; the rest is apiserver's family
 	},
 	3: {
 		"internal/control/apiserver", "internal/control/cache", "internal/control/apistatus", "internal/control/assumecache", "internal/control/builds", "internal/control/picker", "internal/control/quota",
-		"internal/node/ctrd", "internal/node/oci", "internal/node/netdev", "internal/node/baseimage", "internal/node/toolchain", "internal/node/resolver",
+		"internal/node/ctrd", "internal/node/oci", "internal/node/netdev", "internal/node/volumes", "internal/node/baseimage", "internal/node/toolchain", "internal/node/resolver",
 		"internal/edge/peers", "internal/edge/acme", "internal/guest/envd",
 		"internal/client/adminclient", "internal/client/restclient", "internal/client/kubeobjects", "internal/client/dockerfile", "internal/testkit",
 	},
@@ -56,7 +56,7 @@ var layers = [][]string{
 		"internal/control/claiming", "internal/control/agentclient", "internal/control/kubeauth", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
 		"internal/node/images", "internal/node/plan", "internal/node/probe", "internal/node/programs", "internal/client/cluster",
 	},
-	5:  {"internal/control/controllers", "internal/control/manager", "internal/adminapi", "internal/config", "internal/node/journal", "internal/testkit/kubeinstall"},
+	5:  {"internal/control/controllers", "internal/control/manager", "internal/edge/sshd", "internal/adminapi", "internal/config", "internal/node/journal", "internal/node/references", "internal/testkit/kubeinstall"},
 	6:  {"internal/edge/e2b", "internal/node/registry", "internal/testkit/kubefakes"},
 	7:  {"internal/node/checkpoint"},
 	8:  {"internal/node/transfer", "internal/node/operation", "internal/client/cli/terminal"},
@@ -65,7 +65,7 @@ var layers = [][]string{
 	11: {"internal/node"},
 	12: {
 		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/files", "internal/client/cli/mcp", "internal/client/cli/ports",
-		"internal/client/cli/resources", "internal/client/cli/sandboxes",
+		"internal/client/cli/resources", "internal/client/cli/sandboxes", "internal/client/cli/ssh",
 	},
 	13: {"internal/client/cli"},
 	14: {"cmd/barchan", "cmd/barchan-agent"},
@@ -96,15 +96,17 @@ var owners = map[string][]string{
 	"github.com/hashicorp/memberlist":  {"internal/edge/peers"},
 	"github.com/miekg/dns":             {"internal/node/resolver", "internal/edge/acme"},
 	"golang.org/x/crypto/acme":         {"internal/edge/acme"},
+	"golang.org/x/crypto/ssh":          {"internal/edge/sshd"},
+	"github.com/pkg/sftp":              {"internal/guest/agent"},
 	"github.com/spf13/cobra": {
 		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/files",
-		"internal/client/cli/mcp", "internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes",
+		"internal/client/cli/mcp", "internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes", "internal/client/cli/ssh",
 	},
 	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/node/images", "internal/base/portable", "internal/client/cluster"},
 	"github.com/modelcontextprotocol/go-sdk": {"internal/client/cli/mcp"},
 	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
 	"github.com/moby/buildkit":               {"internal/client/dockerfile"},  // the syntax of Dockerfiles alone
-	"github.com/moby/patternmatcher":         {"internal/client/dockerfile"},
+	"github.com/moby/patternmatcher":         {"internal/client/dockerfile", "internal/guest/agent"},
 }
 
 // pkg is what `go list` tells of a package.

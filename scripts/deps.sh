@@ -8,7 +8,7 @@ source "$(dirname "$0")/lib.sh"
 wanted() {
 	local pair programs=(git:git make:make tar:tar unshare:util-linux mmdebstrap:mmdebstrap runc:runc node:nodejs npm:npm)
 	if [[ $purpose != up ]]; then
-		programs+=(curl:curl gcc:gcc ip:iproute2 nft:nftables mkfs.ext4:e2fsprogs busybox:busybox-static pgrep:procps
+		programs+=(curl:curl ssh:openssh-client gcc:gcc ip:iproute2 nft:nftables mkfs.ext4:e2fsprogs busybox:busybox-static pgrep:procps
 			protoc:protobuf-compiler shellcheck:shellcheck)
 		[[ -e /usr/include/stdlib.h ]] || echo libc6-dev # the race detector links C
 		[[ -e /usr/include/google/protobuf/timestamp.proto ]] || echo libprotobuf-dev

@@ -47,13 +47,16 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.APIKey{}.OpenAPIModelName():                              schema_barchan_api_barchan_v1alpha1_APIKey(ref),
 		v1alpha1.APIKeyList{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_APIKeyList(ref),
 		v1alpha1.APIKeySpec{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref),
+		v1alpha1.BuildMount{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_BuildMount(ref),
 		v1alpha1.BuildSource{}.OpenAPIModelName():                         schema_barchan_api_barchan_v1alpha1_BuildSource(ref),
+		v1alpha1.BuildStage{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_BuildStage(ref),
 		v1alpha1.BuildStep{}.OpenAPIModelName():                           schema_barchan_api_barchan_v1alpha1_BuildStep(ref),
 		v1alpha1.Checkpoint{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_Checkpoint(ref),
 		v1alpha1.CheckpointList{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_CheckpointList(ref),
 		v1alpha1.CheckpointSource{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_CheckpointSource(ref),
 		v1alpha1.CheckpointSpec{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_CheckpointSpec(ref),
 		v1alpha1.CheckpointStatus{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref),
+		v1alpha1.StageFiles{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_StageFiles(ref),
 		v1alpha1.TemplateBuild{}.OpenAPIModelName():                       schema_barchan_api_barchan_v1alpha1_TemplateBuild(ref),
 		v1alpha1.TemplateBuildList{}.OpenAPIModelName():                   schema_barchan_api_barchan_v1alpha1_TemplateBuildList(ref),
 		v1alpha1.TemplateBuildSpec{}.OpenAPIModelName():                   schema_barchan_api_barchan_v1alpha1_TemplateBuildSpec(ref),
@@ -61,6 +64,10 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.TemplateRevision{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_TemplateRevision(ref),
 		v1alpha1.TemplateRevisionList{}.OpenAPIModelName():                schema_barchan_api_barchan_v1alpha1_TemplateRevisionList(ref),
 		v1alpha1.TemplateRevisionSpec{}.OpenAPIModelName():                schema_barchan_api_barchan_v1alpha1_TemplateRevisionSpec(ref),
+		v1alpha1.Volume{}.OpenAPIModelName():                              schema_barchan_api_barchan_v1alpha1_Volume(ref),
+		v1alpha1.VolumeList{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_VolumeList(ref),
+		v1alpha1.VolumeSpec{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_VolumeSpec(ref),
+		v1alpha1.VolumeStatus{}.OpenAPIModelName():                        schema_barchan_api_barchan_v1alpha1_VolumeStatus(ref),
 		extensionsv1beta1.ClaimLifecycle{}.OpenAPIModelName():             schema_barchan_api_extensions_v1beta1_ClaimLifecycle(ref),
 		extensionsv1beta1.ClaimedSandbox{}.OpenAPIModelName():             schema_barchan_api_extensions_v1beta1_ClaimedSandbox(ref),
 		extensionsv1beta1.EnvVar{}.OpenAPIModelName():                     schema_barchan_api_extensions_v1beta1_EnvVar(ref),
@@ -78,6 +85,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		extensionsv1beta1.SandboxWarmPoolRef{}.OpenAPIModelName():         schema_barchan_api_extensions_v1beta1_SandboxWarmPoolRef(ref),
 		extensionsv1beta1.SandboxWarmPoolSpec{}.OpenAPIModelName():        schema_barchan_api_extensions_v1beta1_SandboxWarmPoolSpec(ref),
 		extensionsv1beta1.SandboxWarmPoolStatus{}.OpenAPIModelName():      schema_barchan_api_extensions_v1beta1_SandboxWarmPoolStatus(ref),
+		extensionsv1beta1.TagOf{}.OpenAPIModelName():                      schema_barchan_api_extensions_v1beta1_TagOf(ref),
 		extensionsv1beta1.TemplateBarchanSpec{}.OpenAPIModelName():        schema_barchan_api_extensions_v1beta1_TemplateBarchanSpec(ref),
 		extensionsv1beta1.TemplateNetworkPolicy{}.OpenAPIModelName():      schema_barchan_api_extensions_v1beta1_TemplateNetworkPolicy(ref),
 		extensionsv1beta1.UpdateStrategy{}.OpenAPIModelName():             schema_barchan_api_extensions_v1beta1_UpdateStrategy(ref),
@@ -1485,12 +1493,129 @@ func schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref common.ReferenceCallback
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
+					"sshKeys": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "SSHKeys are public keys of the key's holder, in the form of a line of OpenSSH's authorized_keys without options: type, base64 and optionally a comment. They open sandboxes of the namespace over SSH, as long as this key is valid.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 				},
 				Required: []string{"sha256"},
 			},
 		},
 		Dependencies: []string{
 			metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_BuildMount(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BuildMount is what a Run sees besides its files.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Default: "",
+							Type:    []string{"string"},
+							Format:  "",
+						},
+					},
+					"target": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Target is the absolute path. A Secret without one is at /run/secrets, by its ID.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"id": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ID names a Cache, by default its target, or a Secret, which needs it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"sharing": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Sharing is of a Cache.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"stage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Stage has the files of a Bind; or filesHash names its uploaded archive.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"filesHash": {
+						SchemaProps: spec.SchemaProps{
+							Description: "FilesHash names the uploaded archive of a Bind.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"source": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Source is the path of a Bind's file or directory, in the archive or the stage. Default: all.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"owner": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Owner is of a Cache or a Secret: a user's and a group's ID with \":\" between them. Default 0:0.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"mode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mode is octal, of a Cache, by default 0755, or of a Secret, by default 0400.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"sizeBytes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "SizeBytes bounds a Tmpfs. Default: half of the sandbox's memory.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"env": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Env is a variable that has a Secret, in the place of a file.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"required": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Required fails the step if the build has no such Secret.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"type"},
+			},
+		},
 	}
 }
 
@@ -1541,6 +1666,55 @@ func schema_barchan_api_barchan_v1alpha1_BuildSource(ref common.ReferenceCallbac
 	}
 }
 
+func schema_barchan_api_barchan_v1alpha1_BuildStage(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BuildStage is a chain of steps besides the template's own, whose files other steps take. It is run if such a step is.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name is what steps call it: lower-case letters, digits and dashes.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"from": {
+						SchemaProps: spec.SchemaProps{
+							Description: "From is what the stage starts from.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BuildSource{}.OpenAPIModelName()),
+						},
+					},
+					"steps": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Steps are done in this order. A stage without steps has the files of from; its image needs no shell.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BuildStep{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"name", "from"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BuildSource{}.OpenAPIModelName(), v1alpha1.BuildStep{}.OpenAPIModelName()},
+	}
+}
+
 func schema_barchan_api_barchan_v1alpha1_BuildStep(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1581,6 +1755,37 @@ func schema_barchan_api_barchan_v1alpha1_BuildStep(ref common.ReferenceCallback)
 							Format:      "",
 						},
 					},
+					"from": {
+						SchemaProps: spec.SchemaProps{
+							Description: "From has the files of a Copy, in the place of uploaded ones. Without an owner in args they keep their own.",
+							Ref:         ref(v1alpha1.StageFiles{}.OpenAPIModelName()),
+						},
+					},
+					"mounts": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Mounts are what a Run sees besides its files.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BuildMount{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"network": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Network None is that of a Run that reaches nothing.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"force": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Force runs the step, and all after it, even if their results are kept.",
@@ -1592,6 +1797,8 @@ func schema_barchan_api_barchan_v1alpha1_BuildStep(ref common.ReferenceCallback)
 				Required: []string{"type", "args"},
 			},
 		},
+		Dependencies: []string{
+			v1alpha1.BuildMount{}.OpenAPIModelName(), v1alpha1.StageFiles{}.OpenAPIModelName()},
 	}
 }
 
@@ -1952,6 +2159,73 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 	}
 }
 
+func schema_barchan_api_barchan_v1alpha1_StageFiles(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StageFiles are files of a stage.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"stage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Stage is the name of a stage that is listed before the step's own.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"paths": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Paths are more sources of a Copy, besides that of args. Wildcards are allowed in all.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"exclude": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Exclude are patterns of files that are left out, as in .dockerignore, relative to the sources.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"parents": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Parents keeps the sources' directories, from the root or from \"/./\" in their paths.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"stage"},
+			},
+		},
+	}
+}
+
 func schema_barchan_api_barchan_v1alpha1_TemplateBuild(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -2063,10 +2337,47 @@ func schema_barchan_api_barchan_v1alpha1_TemplateBuildSpec(ref common.ReferenceC
 							Format:      "",
 						},
 					},
+					"tags": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Tags of the template get the result. Default: default alone.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 					"from": {
 						SchemaProps: spec.SchemaProps{
 							Description: "From is what the build starts from. Unset: the build waits for it.",
 							Ref:         ref(v1alpha1.BuildSource{}.OpenAPIModelName()),
+						},
+					},
+					"stages": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Stages are built for the steps that take files of them. Each can take files of those before it.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BuildStage{}.OpenAPIModelName()),
+									},
+								},
+							},
 						},
 					},
 					"steps": {
@@ -2125,7 +2436,7 @@ func schema_barchan_api_barchan_v1alpha1_TemplateBuildSpec(ref common.ReferenceC
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BuildSource{}.OpenAPIModelName(), v1alpha1.BuildStep{}.OpenAPIModelName(), resource.Quantity{}.OpenAPIModelName()},
+			v1alpha1.BuildSource{}.OpenAPIModelName(), v1alpha1.BuildStage{}.OpenAPIModelName(), v1alpha1.BuildStep{}.OpenAPIModelName(), resource.Quantity{}.OpenAPIModelName()},
 	}
 }
 
@@ -2180,7 +2491,7 @@ func schema_barchan_api_barchan_v1alpha1_TemplateBuildStatus(ref common.Referenc
 					},
 					"failedStep": {
 						SchemaProps: spec.SchemaProps{
-							Description: "FailedStep is the number of the step that failed, or base for the start of from, or finalize for the end.",
+							Description: "FailedStep is the number of the step that failed, after \"STAGE/\" if it is a stage's, or base for the start of from, or finalize for the end.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2352,6 +2663,212 @@ func schema_barchan_api_barchan_v1alpha1_TemplateRevisionSpec(ref common.Referen
 		},
 		Dependencies: []string{
 			runtime.RawExtension{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_Volume(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Volume has files that outlive sandboxes. A Sandbox mounts it as a Pod mounts a claim, by persistentVolumeClaim.claimName.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1alpha1.VolumeSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1alpha1.VolumeStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.VolumeSpec{}.OpenAPIModelName(), v1alpha1.VolumeStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_VolumeList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeList is a list of volumes.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.Volume{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.Volume{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_VolumeSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeSpec describes a volume. Only its capacity can change.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"displayName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "DisplayName is the name in the E2B API, where that is not the object's own: letters, digits, dashes and underscores.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"capacity": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Capacity bounds its files, in bytes. Default 10Gi.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
+					"storageClassName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "StorageClassName is what keeps the files: local, which is a directory of the node.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			resource.Quantity{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_VolumeStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeStatus is what the volume's controller last saw.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"phase": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Phase is a summary: Pending, Ready or Terminating.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"volumeID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "VolumeID is the volume's ID in the E2B API and on the command line.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Conditions has one, Ready. Its message names what refuses a volume, or the sandboxes that keep one that was deleted.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"capacity": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Capacity is the one in force.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
+					"used": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Used is the disk space of its files, when it was last measured.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
+					"files": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Files is the number of its files and directories, likewise.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"sandboxes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Sandboxes is the number of those that mount it, paused ones too.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			resource.Quantity{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName()},
 	}
 }
 
@@ -3130,6 +3647,36 @@ func schema_barchan_api_extensions_v1beta1_SandboxWarmPoolStatus(ref common.Refe
 	}
 }
 
+func schema_barchan_api_extensions_v1beta1_TagOf(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TagOf says which tag of which template an object is.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"templateName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TemplateName is the template's name, which is also the name of the object of its tag default.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"tag": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Tag is any but default.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"templateName", "tag"},
+			},
+		},
+	}
+}
+
 func schema_barchan_api_extensions_v1beta1_TemplateBarchanSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3163,6 +3710,12 @@ func schema_barchan_api_extensions_v1beta1_TemplateBarchanSpec(ref common.Refere
 							Format:      "",
 						},
 					},
+					"tagOf": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TagOf makes the object a tag of a template, which users name <templateName>:<tag>. It is immutable, and decides the object's name: <templateName>.<tag>, where that is valid.",
+							Ref:         ref(extensionsv1beta1.TagOf{}.OpenAPIModelName()),
+						},
+					},
 					"sandbox": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Sandbox is taken over into each sandbox of the template.",
@@ -3173,7 +3726,7 @@ func schema_barchan_api_extensions_v1beta1_TemplateBarchanSpec(ref common.Refere
 			},
 		},
 		Dependencies: []string{
-			v1beta1.BarchanSpec{}.OpenAPIModelName()},
+			v1beta1.BarchanSpec{}.OpenAPIModelName(), extensionsv1beta1.TagOf{}.OpenAPIModelName()},
 	}
 }
 

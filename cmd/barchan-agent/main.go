@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/barchan-dev/barchan/internal/guest/agent"
+	"github.com/barchan-dev/barchan/internal/guest/agent/pack"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -25,6 +26,8 @@ func run(ctx context.Context) int {
 	file := flag.String("config", envd.ConfigPath, "path of the configuration")
 	version := flag.Bool("version", false, "print the protocol version and exit")
 	owners := flag.String(agent.FlagOwners, "", "print whose the sockets of these inodes are and exit")
+	packed := flag.String(envd.FlagPack, "", "write an archive of the files of this request (JSON) and exit")
+	home := flag.String(agent.FlagSFTP, "", "serve SFTP on standard input and output, in this directory")
 	to := flag.String("install", "", "copy this program into this directory and exit")
 	detached := flag.String("detach", "", "start an agent with this configuration (JSON) beside the container's program, wait until it\nanswers, and run the command that the arguments name, if any")
 	beside := flag.String("beside", "", "be the agent that -detach starts")
@@ -44,6 +47,10 @@ func run(ctx context.Context) int {
 		return 0
 	}
 	switch {
+	case *packed != "":
+		return result(pack.Run(os.Stdout, os.Stderr, *packed))
+	case *home != "":
+		return result(agent.ServeSFTP(os.Stdin, os.Stdout, *home))
 	case *to != "":
 		return result(install(*to))
 	case *detached != "":

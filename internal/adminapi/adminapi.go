@@ -45,9 +45,9 @@ type Images interface {
 	Remove(ctx context.Context, ref string, force bool) error
 }
 
-// BaseImage makes the base image and puts it among the others.
-type BaseImage interface {
-	BuildBase(ctx context.Context, req adminclient.BuildBaseRequest, progress func(adminclient.Event)) (adminclient.Image, error)
+// ImageBuilder makes images and puts them among the others.
+type ImageBuilder interface {
+	BuildImage(ctx context.Context, req adminclient.BuildImageRequest, progress func(adminclient.Event)) (adminclient.Image, error)
 }
 
 // Config has the parts of an API. All of it is needed but for Audit, Addresses, Egress and Checkpoints.
@@ -55,7 +55,7 @@ type Config struct {
 	Socket string
 	Server Server
 	Images Images
-	Base   BaseImage
+	Build  ImageBuilder
 	// Audit compares the server's records with each other; nil disables it.
 	Audit func(ctx context.Context) ([]adminclient.Finding, error)
 	// Addresses and Egress are of a server that runs sandboxes itself; without them there are no
@@ -80,8 +80,8 @@ func New(cfg Config) (*API, error) {
 	switch {
 	case !filepath.IsAbs(cfg.Socket):
 		return nil, fmt.Errorf("admin socket %q: want an absolute path: %w", cfg.Socket, errs.ErrInvalid)
-	case cfg.Server == nil || cfg.Images == nil || cfg.Base == nil || cfg.Log == nil:
-		return nil, fmt.Errorf("admin API: server, images, base and log are needed: %w", errs.ErrInvalid)
+	case cfg.Server == nil || cfg.Images == nil || cfg.Build == nil || cfg.Log == nil:
+		return nil, fmt.Errorf("admin API: server, images, build and log are needed: %w", errs.ErrInvalid)
 	}
 	return &API{cfg: cfg, log: cfg.Log.With(telemetry.Component, "adminapi")}, nil
 }
@@ -119,7 +119,7 @@ func (a *API) Handler() http.Handler {
 	mux.HandleFunc("POST "+adminclient.PathImageExport, a.exportImage)
 	mux.HandleFunc("POST "+adminclient.PathPrune, a.prune)
 	mux.HandleFunc("DELETE "+adminclient.PathImages+"/{ref}", a.removeImage)
-	mux.HandleFunc("POST "+adminclient.PathBuildBase, a.buildBase)
+	mux.HandleFunc("POST "+adminclient.PathBuildImage, a.buildImage)
 	mux.HandleFunc("POST "+adminclient.PathPull, a.pull)
 	mux.HandleFunc("POST "+adminclient.PathImport, a.importTar)
 	mux.HandleFunc("POST "+adminclient.PathShutdown, a.shutdown)

@@ -133,14 +133,14 @@ func (b *backend) Remove(_ context.Context, ref string, force bool) error {
 	return nil
 }
 
-func (b *backend) BuildBase(_ context.Context, req adminclient.BuildBaseRequest, _ func(adminclient.Event)) (adminclient.Image, error) {
+func (b *backend) BuildImage(_ context.Context, req adminclient.BuildImageRequest, _ func(adminclient.Event)) (adminclient.Image, error) {
 	return adminclient.Image{Ref: fmt.Sprintf("base:%v", req.Force)}, nil
 }
 
 // start serves a backend on a real socket until the test ends.
 func start(t *testing.T, b *backend) (*adminclient.Client, string, func() error) {
 	t.Helper()
-	return startConfig(t, Config{Server: b, Images: b, Base: b, Audit: b.audit, Log: telemetry.Discard()})
+	return startConfig(t, Config{Server: b, Images: b, Build: b, Audit: b.audit, Log: telemetry.Discard()})
 }
 
 func startConfig(t *testing.T, cfg Config) (*adminclient.Client, string, func() error) {
@@ -220,7 +220,7 @@ func TestStreams(t *testing.T) {
 	if len(seen) != 2 || seen[1].Done != 2 || !seen[1].Bytes {
 		t.Errorf("progress %+v", seen)
 	}
-	r, err = client.BuildBase(t.Context(), adminclient.BuildBaseRequest{Force: true}, nil)
+	r, err = client.BuildImage(t.Context(), adminclient.BuildImageRequest{Force: true}, nil)
 	if err != nil || r.Images[0].Ref != "base:true" {
 		t.Errorf("build %+v, %v", r, err)
 	}
@@ -366,7 +366,7 @@ func TestOldSocketIsReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api, err := New(Config{Socket: socket, Server: b, Images: b, Base: b, Log: telemetry.Discard()})
+	api, err := New(Config{Socket: socket, Server: b, Images: b, Build: b, Log: telemetry.Discard()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -385,8 +385,8 @@ func TestOldSocketIsReplaced(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	b := newBackend()
 	for name, cfg := range map[string]Config{
-		"relative socket": {Socket: "a", Server: b, Images: b, Base: b, Log: telemetry.Discard()},
-		"no images":       {Socket: "/a", Server: b, Base: b, Log: telemetry.Discard()},
+		"relative socket": {Socket: "a", Server: b, Images: b, Build: b, Log: telemetry.Discard()},
+		"no images":       {Socket: "/a", Server: b, Build: b, Log: telemetry.Discard()},
 	} {
 		if _, err := New(cfg); !errors.Is(err, errs.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)

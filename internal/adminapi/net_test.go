@@ -132,7 +132,7 @@ func TestFreeAddressThatIsNone(t *testing.T) {
 func startWith(t *testing.T, change func(*Config)) (*adminclient.Client, string, func() error) {
 	t.Helper()
 	b := newBackend()
-	cfg := Config{Server: b, Images: b, Base: b, Log: telemetry.Discard()}
+	cfg := Config{Server: b, Images: b, Build: b, Log: telemetry.Discard()}
 	change(&cfg)
 	return startConfig(t, cfg)
 }

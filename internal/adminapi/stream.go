@@ -64,14 +64,14 @@ func (a *API) removeImage(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-func (a *API) buildBase(w http.ResponseWriter, r *http.Request) {
-	var req adminclient.BuildBaseRequest
+func (a *API) buildImage(w http.ResponseWriter, r *http.Request) {
+	var req adminclient.BuildImageRequest
 	if err := decode(w, r, &req); err != nil {
 		a.refuse(w, r, err)
 		return
 	}
 	a.run(w, r, func(ctx context.Context, progress func(adminclient.Event)) (adminclient.Result, error) {
-		image, err := a.cfg.Base.BuildBase(ctx, req, progress)
+		image, err := a.cfg.Build.BuildImage(ctx, req, progress)
 		return adminclient.Result{Images: []adminclient.Image{image}}, err
 	})
 }

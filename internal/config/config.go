@@ -5,6 +5,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -58,6 +59,9 @@ type Config struct {
 	Domains  []string // below which hosts are <port>-<id>; clients receive the first
 	TLSCert  string   // PEM files; both empty: a local CA in the data directory
 	TLSKey   string
+
+	SSHAddr    string // SSH into sandboxes; empty: not served
+	SSHHostKey string // private key of SSHAddr; empty: one in the data directory
 
 	ACME                bool   // certificates of Domains by ACME; TLSCert wins
 	ACMEDirectory       string // URL of the authority
@@ -120,6 +124,9 @@ type Config struct {
 	QuotaCPU       resource.Quantity // zero: none
 	QuotaMemory    resource.Quantity // zero: none
 	QuotaCounts    string            // running or all
+	// QuotaVolumes and QuotaVolumeCapacity are of each namespace that does not set its own; 0: none.
+	QuotaVolumes        int
+	QuotaVolumeCapacity resource.Quantity
 
 	ClientIdle  time.Duration // of connections without requests
 	StreamIdle  time.Duration // of exchanges without data; 0: no limit
@@ -176,6 +183,7 @@ func Default() Config {
 		HTTPAddr:            "127.0.0.1:7700",
 		TLSAddr:             "127.0.0.1:7743",
 		KubeAddr:            "127.0.0.1:7764",
+		SSHAddr:             "127.0.0.1:7722",
 		Domains:             []string{"barchan.localhost"},
 		ACMEDirectory:       acme.LetsEncrypt,
 		ACMEUpdateAlgorithm: "hmac-sha256",
@@ -268,6 +276,11 @@ func (c *Config) ServesTraffic() bool { return c.Role == RoleServer || c.Role ==
 // APIKeyFile holds the key that the local command line uses; only its owner may read it.
 func (c *Config) APIKeyFile() string {
 	return filepath.Join(c.DataDir, "credentials", "api-key")
+}
+
+// HostKeyFile is the private key of the SSH server.
+func (c *Config) HostKeyFile() string {
+	return cmp.Or(c.SSHHostKey, filepath.Join(c.DataDir, "credentials", "ssh-host-key"))
 }
 
 // Kubeconfig is the administrator's way to the Kubernetes API.

@@ -21,7 +21,7 @@ func (c *Config) checkSubnet() error {
 		return invalid("subnet", "%s is a special range; take a private one such as 10.87.0.0/16", s)
 	}
 	for _, a := range []struct{ key, addr string }{
-		{"httpAddr", c.HTTPAddr}, {"tlsAddr", c.TLSAddr}, {"kubeAddr", c.KubeAddr},
+		{"httpAddr", c.HTTPAddr}, {"tlsAddr", c.TLSAddr}, {"kubeAddr", c.KubeAddr}, {"sshAddr", c.SSHAddr},
 	} {
 		if ap, err := netip.ParseAddrPort(a.addr); err == nil && s.Contains(ap.Addr().Unmap()) {
 			return invalid("subnet", "%s overlaps %s (%s)", s, a.key, a.addr)

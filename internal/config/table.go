@@ -62,6 +62,9 @@ func (c *Config) table() []Setting {
 		{Key: "tlsCert", ptr: &c.TLSCert, Doc: "PEM certificate for tlsAddr (default one of a local CA)"},
 		{Key: "tlsKey", ptr: &c.TLSKey, Doc: "PEM key of tlsCert"},
 
+		{Key: "sshAddr", ptr: &c.SSHAddr, Doc: "address of SSH into sandboxes; empty: not served"},
+		{Key: "sshHostKey", ptr: &c.SSHHostKey, Doc: "private host key of sshAddr in OpenSSH's form, the same for all replicas behind one name (default <dataDir>/credentials/ssh-host-key, which is made)"},
+
 		{Key: "acme", ptr: &c.ACME, Doc: "have certificates of domains issued by an ACME authority; tlsCert, where set, wins"},
 		{Key: "acmeDirectory", ptr: &c.ACMEDirectory, Doc: "directory URL of the authority"},
 		{Key: "acmeCA", ptr: &c.ACMECA, Doc: "PEM roots that acmeDirectory is trusted by (default the machine's)"},
@@ -121,6 +124,8 @@ func (c *Config) table() []Setting {
 		{Key: "quotaSandboxes", ptr: &c.QuotaSandboxes, Doc: "sandboxes that a namespace may have without a quota of its own; 0: any number"},
 		{Key: "quotaCPU", ptr: &c.QuotaCPU, Doc: "CPUs that a namespace's sandboxes may have together; 0: any number"},
 		{Key: "quotaMemory", ptr: &c.QuotaMemory, Doc: "memory that a namespace's sandboxes may have together; 0: any amount"},
+		{Key: "quotaVolumes", ptr: &c.QuotaVolumes, Doc: "volumes that a namespace may have without a quota of its own; 0: any number"},
+		{Key: "quotaVolumeCapacity", ptr: &c.QuotaVolumeCapacity, Doc: "sum of the capacities of a namespace's volumes; 0: any"},
 		{Key: "quotaCounts", ptr: &c.QuotaCounts, Doc: "which sandboxes count: running, or all (paused ones too)"},
 
 		{Key: "clientIdle", ptr: &c.ClientIdle, Doc: "time after which a client's connection without requests is closed"},

@@ -176,7 +176,7 @@ func (c *Config) checkAddrs() error {
 	for _, a := range []struct {
 		key, addr string
 		optional  bool
-	}{{"httpAddr", c.HTTPAddr, false}, {"tlsAddr", c.TLSAddr, true}, {"kubeAddr", c.KubeAddr, false}} {
+	}{{"httpAddr", c.HTTPAddr, false}, {"tlsAddr", c.TLSAddr, true}, {"kubeAddr", c.KubeAddr, false}, {"sshAddr", c.SSHAddr, true}} {
 		if a.addr == "" && a.optional {
 			continue
 		}
@@ -225,7 +225,7 @@ func (c *Config) checkTLS() error {
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		return invalid(either(c.TLSCert == "", "tlsCert", "tlsKey"), "is missing: tlsCert and tlsKey come together")
 	}
-	return absolute("tlsCert", c.TLSCert, "tlsKey", c.TLSKey)
+	return absolute("tlsCert", c.TLSCert, "tlsKey", c.TLSKey, "sshHostKey", c.SSHHostKey)
 }
 
 func (c *Config) checkEtcd() error {
@@ -328,6 +328,10 @@ func (c *Config) checkPools() error {
 		return invalid("quotaSandboxes", "%d is negative, want 0 for none, or more", c.QuotaSandboxes)
 	case c.QuotaCPU.Sign() < 0:
 		return invalid("quotaCPU", "%s is negative, want 0 for none, or more", &c.QuotaCPU)
+	case c.QuotaVolumes < 0:
+		return invalid("quotaVolumes", "%d is negative, want 0 for none, or more", c.QuotaVolumes)
+	case c.QuotaVolumeCapacity.Sign() < 0:
+		return invalid("quotaVolumeCapacity", "%s is negative, want 0 for none, or more", &c.QuotaVolumeCapacity)
 	case c.QuotaMemory.Sign() < 0:
 		return invalid("quotaMemory", "%s is negative, want 0 for none, or more", &c.QuotaMemory)
 	case c.QuotaCounts != QuotaRunning && c.QuotaCounts != QuotaAll:

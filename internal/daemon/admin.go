@@ -24,6 +24,9 @@ func (d *Daemon) earlyParts() adminops.Early {
 	if d.secure != nil {
 		early.TLS = d.secure.listener.Addr().String()
 	}
+	if d.ssh != nil {
+		early.SSH = d.ssh.listener.Addr().String()
+	}
 	if d.ca != nil {
 		early.CAFile = d.ca.CertPath()
 	}

@@ -111,6 +111,10 @@ func (d *Daemon) cacheServices() services {
 
 // makeGateway opens the listeners.
 func (d *Daemon) makeGateway(context.Context) error {
+	keyNamespace := func(ctx context.Context, key string) (string, bool) {
+		tenant, err := d.manager.Keys.Authenticate(ctx, key)
+		return tenant.Namespace, err == nil
+	}
 	api, err := d.httpAPI()
 	if err != nil {
 		return err
@@ -121,12 +125,8 @@ func (d *Daemon) makeGateway(context.Context) error {
 			return d.routes.LookupName(namespace, name)
 		},
 		ClientIdle: d.cfg.ClientIdle, StreamIdle: d.cfg.StreamIdle, SandboxRate: float64(d.cfg.SandboxRate), KeyRate: float64(d.cfg.KeyRate),
-		KeyNamespace: func(ctx context.Context, key string) (string, bool) {
-			tenant, err := d.manager.Keys.Authenticate(ctx, key)
-			return tenant.Namespace, err == nil
-		},
-		NoFastPath: !d.cfg.GatewayFastPath,
-		Log:        d.cfg.Log, AccessLog: d.accessLog(), Registerer: d.metrics,
+		KeyNamespace: keyNamespace, NoFastPath: !d.cfg.GatewayFastPath,
+		Log: d.cfg.Log, AccessLog: d.accessLog(), Registerer: d.metrics,
 	}
 	if d.verifier != nil {
 		cfg.Verifier = d.verifier
@@ -136,6 +136,11 @@ func (d *Daemon) makeGateway(context.Context) error {
 	}
 	if d.gateway, err = gateway.New(cfg); err != nil {
 		return err
+	}
+	if d.ssh != nil {
+		if err := d.openSSH(keyNamespace); err != nil {
+			return err
+		}
 	}
 	d.open(d.gateway)
 	return nil
@@ -158,6 +163,9 @@ func (d *Daemon) httpAPI() (http.Handler, error) {
 	cfg := e2b.Config{Manager: d.manager, Log: d.cfg.Log, Metrics: d.metrics, Domains: d.cfg.Domains}
 	if d.cfg.TLSAddr != "" { // which the SDKs use for a domain
 		cfg.Domain = d.cfg.Domain()
+	}
+	if d.ssh != nil {
+		cfg.SSH = d.ssh.access()
 	}
 	if d.cfg.KubeTokens {
 		tokens, err := d.kubeTokens()

@@ -16,10 +16,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/controllers/claim"
 	"github.com/barchan-dev/barchan/internal/control/controllers/history"
 	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild"
+	"github.com/barchan-dev/barchan/internal/control/controllers/volume"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmpool"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmup"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
+	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
@@ -65,6 +67,7 @@ func (d *Daemon) quotaDefaults() quota.Limits {
 	limit := func(n int64) quota.Limit { return quota.Limit{Set: n > 0, Most: n} }
 	return quota.Limits{
 		Sandboxes: limit(int64(d.cfg.QuotaSandboxes)), MilliCPU: limit(d.cfg.QuotaCPU.MilliValue()),
+		Volumes: limit(int64(d.cfg.QuotaVolumes)), VolumeCapacity: limit(d.cfg.QuotaVolumeCapacity.Value()),
 		Memory: limit(d.cfg.QuotaMemory.Value()), CountPaused: d.cfg.QuotaCounts == config.QuotaAll,
 	}
 }
@@ -90,9 +93,18 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
 		BuildFiles:  d.builds,
+		VolumeFiles: d.volumeFiles(),
 		DefaultSize: templates.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
 	})
 	return err
+}
+
+// volumeFiles returns the files of volumes, where the node is part of this server.
+func (d *Daemon) volumeFiles() volumes.Files {
+	if d.cfg.Role != config.RoleServer || d.machine == nil {
+		return nil
+	}
+	return d.machine.Node.Volumes
 }
 
 func (d *Daemon) managerServices() services {
@@ -120,6 +132,9 @@ func (d *Daemon) controllerServices() services {
 	var all []controllerSpec
 	if d.machine != nil {
 		list, all = append(list, boot.Background("repairs", d.recordRepairs)), d.nodeControllers()
+	}
+	if d.cfg.Role == config.RoleServer && d.machine != nil {
+		all = append(all, d.volumeController())
 	}
 	if d.cfg.Role == config.RoleServer {
 		all = slices.Concat(all, d.memoryControllers(), d.objectControllers(d.cache))
@@ -157,7 +172,7 @@ func (d *Daemon) nodeControllers() []controllerSpec {
 	return []controllerSpec{
 		{"sandboxes", func() (controller, error) {
 			return controllers.NewSandbox(controllers.SandboxConfig{
-				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.Node, Node: d.cfg.NodeName, Changes: d.machine.Node.Changes(), Events: d.recorder, Origins: d.cache,
+				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.Node, Node: d.cfg.NodeName, Changes: d.machine.Node.Changes(), Events: d.recorder, Origins: d.cache, References: d.cache,
 				ForkSecrets: d.cfg.ForkSecrets, LastWarmClaim: d.picker.LastWarmClaim,
 			})
 		}},
@@ -167,6 +182,15 @@ func (d *Daemon) nodeControllers() []controllerSpec {
 			})
 		}},
 	}
+}
+
+// volumeController needs the quotas of a server, and the files of a node, in one process.
+func (d *Daemon) volumeController() controllerSpec {
+	return controllerSpec{"volumes", func() (controller, error) {
+		return volume.New(volume.Config{
+			Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Runner: d.machine.Node.Volumes, Quotas: d.quotas,
+		})
+	}}
 }
 
 // memoryControllers need a node that keeps memory and files.

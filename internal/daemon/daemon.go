@@ -76,6 +76,7 @@ type Daemon struct {
 	before        before
 	migrations    *migrate.Migrations // nil in a replica
 	plain, secure *front
+	ssh           *sshFront // nil: not served
 	ca            *localca.CA
 	acme          *acme.Manager // nil without ACME
 	tokens        *sandbox.Tokens

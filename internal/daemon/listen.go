@@ -26,17 +26,26 @@ type front struct {
 
 // bind takes an address. tlsConfig nil means plain HTTP, with HTTP/2 by prior knowledge too.
 func (d *Daemon) bind(ctx context.Context, key, addr string, tlsConfig *tls.Config) (*front, error) {
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", addr)
+	ln, err := listen(ctx, key, addr)
 	if err != nil {
-		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, fmt.Errorf("%s: %s is in use by another program; stop it, or choose another address: %w", key, addr, errs.ErrConflict)
-		}
-		return nil, fmt.Errorf("%s: listen on %s: %w", key, addr, err)
+		return nil, err
 	}
 	f := &front{listener: ln, early: d.progress.Handler()}
 	f.server = server.New(f, d.cfg.Log, d.cfg.ClientIdle, tlsConfig)
 	return f, nil
+}
+
+// listen takes an address; key is its setting.
+func listen(ctx context.Context, key, addr string) (net.Listener, error) {
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s: %s is in use by another program; stop it, or choose another address: %w", key, addr, errs.ErrConflict)
+	case err != nil:
+		return nil, fmt.Errorf("%s: listen on %s: %w", key, addr, err)
+	}
+	return ln, nil
 }
 
 // ServeHTTP calls the hook of before, then the opened handler, else early.

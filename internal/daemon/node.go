@@ -9,7 +9,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
@@ -27,8 +26,8 @@ func (d *Daemon) makeNode(ctx context.Context) (err error) {
 		return nil
 	}
 	d.machine, err = machine.New(&d.cfg.Config, d.cfg.Log, machine.Hooks{
-		Exists: d.exists, Tokens: d.tokens, Metrics: d.metrics, Health: d.health, Written: d.journalWritten, Repaired: d.repaired,
-		Secret: d.secret, Pulling: d.pulling, ImagePulled: func() { d.images.Pulled() },
+		Exists: d.exists, Objects: podObjects{d}, Tokens: d.tokens, Metrics: d.metrics, Health: d.health, Written: d.journalWritten, Repaired: d.repaired,
+		Pulling: d.pulling, ImagePulled: func() { d.images.Pulled() },
 		ImageRoom: func(ctx context.Context, bytes int64) error { return d.images.Room(ctx, bytes) },
 		Adopted: func(ctx context.Context, n *node.Node) error {
 			return machine.CheckNodeName(ctx, d.cfg.NodeName, n, d.cache)
@@ -42,21 +41,6 @@ func (d *Daemon) makeNode(ctx context.Context) (err error) {
 		Limit: hostcheck.ImageLimit(&d.cfg.Config), Log: d.cfg.Log,
 	})
 	return d.machine.CheckExternal(ctx)
-}
-
-// secret reads a Secret from the API server.
-func (d *Daemon) secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
-	s := &corev1.Secret{}
-	err := d.cache.Live().Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, s)
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("not found: %w", errs.ErrNotFound)
-	case apierrors.IsForbidden(err):
-		return nil, fmt.Errorf("the account of a node in a process of its own reads no Secrets: %w", errs.ErrForbidden)
-	case err != nil:
-		return nil, fmt.Errorf("%w: %w", err, errs.ErrUnavailable)
-	}
-	return s, nil
 }
 
 // pulling writes an Event of a pull that a sandbox waits for.

@@ -167,6 +167,11 @@ func (d *Daemon) bindListeners(ctx context.Context) (err error) {
 			return errors.Join(err, d.plain.listener.Close())
 		}
 	}
+	if d.cfg.SSHAddr != "" && d.cfg.ServesTraffic() {
+		if d.ssh, err = d.bindSSH(ctx); err != nil {
+			return err
+		}
+	}
 	if d.acme != nil {
 		d.plain.before(d.acme.ServeChallenge)
 	}
@@ -178,6 +183,9 @@ func (d *Daemon) listenerServices() services {
 	list := services{boot.Background("http", d.plain.run)}
 	if d.secure != nil {
 		list = append(list, boot.Background("https", d.secure.run))
+	}
+	if d.ssh != nil {
+		list = append(list, boot.Background("ssh", d.ssh.run))
 	}
 	if d.acme != nil { // both ports are open for the authority's challenges
 		list = append(list, boot.Background("acme", d.acme.Run))

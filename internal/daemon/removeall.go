@@ -7,8 +7,10 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/volumetree"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/audit"
@@ -33,6 +35,10 @@ func RemoveAll(ctx context.Context, cfg config.Config, log *slog.Logger, progres
 		if err := removeMachine(ctx, cfg, log, removed); err != nil {
 			return err
 		}
+	}
+	// Sandboxes have written the volumes, maybe deeper than os.RemoveAll can go.
+	if err := volumetree.RemoveAll(ctx, filepath.Join(cfg.DataDir, "node", "volumes")); err != nil {
+		return err
 	}
 	for _, dir := range []string{cfg.RunDir, cfg.DataDir} {
 		if err := os.RemoveAll(dir); err != nil {

@@ -118,7 +118,7 @@ const apart = ", apart"
 func TestServices(t *testing.T) {
 	for role, want := range map[string]string{
 		config.RoleServer: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node files, containerd, node, containerd health, image collector; " +
-			"routes: binder, routes; peers: peers; manager: manager; controllers: events, repairs, sandboxes, checkpoints, warm-ups, template builds, history, pools, claims; serve: idle, gateway",
+			"routes: binder, routes; peers: peers; manager: manager; controllers: events, repairs, sandboxes, checkpoints, volumes, warm-ups, template builds, history, pools, claims; serve: idle, gateway",
 		config.RoleController: "lock: lock; bind: LISTENERS; caches: cache; pools: binder, routes; election: events, election",
 		config.RoleReplica:    "lock: lock; bind: LISTENERS; caches: cache; routes: binder, routes, watch proof; peers: peers; manager: manager; serve: gateway",
 		config.RoleNode: "lock: lock; bind: LISTENERS; caches: cache; node: node files, containerd, node, containerd health, image collector; " +

@@ -17,8 +17,8 @@ import (
 )
 
 // Bind applies changes of an object to its existing sandbox: the container's environment, and whether the agent
-// requires a token. Later processes and restarts of the container have them; running processes keep theirs. Without
-// a change it writes nothing.
+// requires a token. Later processes and restarts of the container have them; running processes keep theirs. It also
+// updates the files of Secrets, ConfigMaps and the object's fields. Without a change it writes nothing.
 //
 // A claim sends its variables to the agent first, for speed; Bind persists them, and sends only what the agent lacks.
 // The order is the agent's configuration on disk, the agent, the journal: after a crash in between the journal is
@@ -31,7 +31,7 @@ func (n *Node) Bind(ctx context.Context, s *agents.Sandbox) error {
 		return err
 	}
 	u := n.handles.Lookup(s.UID)
-	if u == nil || !unbound(u.Row(), s) {
+	if u == nil || !unbound(u.Row(), s) && !refreshes(u.Row()) {
 		return nil
 	}
 	at := field.NewPath("spec", "podTemplate", "spec")
@@ -44,6 +44,11 @@ func (n *Node) Bind(ctx context.Context, s *agents.Sandbox) error {
 	}
 	defer done()
 	r := u.Row()
+	if !u.IsRemoved() && refreshes(r) {
+		if err := n.refresh(ctx, r, s); err != nil {
+			return fmt.Errorf("update volumes of sandbox %s/%s: %w", s.Namespace, s.Name, err)
+		}
+	}
 	if u.IsRemoved() || !unbound(r, s) {
 		return nil
 	}
@@ -61,6 +66,18 @@ func unbound(r *journal.Row, s *agents.Sandbox) bool {
 	}
 	env := s.Spec.PodTemplate.Spec.Containers[0].Env
 	return r.Plan.Secure != s.Spec.AgentSecured() || !apiequality.Semantic.DeepEqual(r.Plan.Env, env)
+}
+
+// refreshes reports whether a sandbox that runs has files that may have changed.
+func refreshes(r *journal.Row) bool {
+	return r != nil && (r.Stage == journal.Live || r.Stage == journal.Capturing) && len(r.Plan.Projections) > 0
+}
+
+// refresh updates the projected volumes. The caller holds the sandbox's lock.
+func (n *Node) refresh(ctx context.Context, r *journal.Row, s *agents.Sandbox) error {
+	w := n.host.Operation(new(*r))
+	w.Row.Plan.SetOwn(s)
+	return w.FillProjected(ctx)
 }
 
 // bind implements Bind; the caller holds the sandbox's lock.

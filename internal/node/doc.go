@@ -6,6 +6,8 @@
 //	journal     one row for each sandbox, and the table of allowed stage transitions
 //	registry    one handle for each sandbox: lock, row, status; background tasks
 //	keyedlock   the lock by key, with interruption by a removal
+//	references  the values that a plan takes from Secrets and ConfigMaps
+//	projection  their files, which change as a whole
 //	operation   ordered lists of steps with do and undo: create, save, release, bring up, restart
 //	recovery    adoption after a restart, sweeps of the host, and removal
 //	suspend     pause, store and resume, with and without memory
@@ -16,8 +18,8 @@
 //	inventory   the scan of the host: what exists there, and what belongs to no sandbox
 //	programs    kept copies of the agent and of each build of runsc that is needed
 //	probe       startup, readiness and liveness probes
-//	ctrd, oci, netdev, ipam, egress, resolver, baseimage, toolchain
-//	            owners of containerd, runtimes, network, addresses, DNS and images
+//	ctrd, oci, netdev, ipam, volumes, egress, resolver, baseimage, toolchain
+//	            owners of containerd, runtimes, network, addresses, shared directories, DNS and images
 //
 // This package itself connects them: Ensure (ensure.go), Suspend and Resume (suspend.go), Bind (bind.go), egress and DNS (egress.go).
 //

@@ -10,6 +10,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/operation"
@@ -17,7 +18,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
-// Ensure creates the sandbox and returns when its agent answers. A running, paused or ended sandbox stays as it is. One of
+// Ensure creates the sandbox and returns when its agent answers. One with init containers is pending meanwhile, and
+// Ensure returns at once. A running, paused or ended sandbox stays as it is. One of
 // which only the volume claims were kept is created again from them and the object. Calls for one sandbox are serialized.
 //
 // Kinds of error: errs.ErrInvalid and errs.ErrNotFound, only the user can correct it (an unsupported field, an unknown image);
@@ -31,6 +33,14 @@ func (n *Node) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed,
 		return n.absent(), err
 	}
 	n.handles.ClearDesiredByName(ref)
+	if n.initializes(s) {
+		return n.ensureInitialized(s, ref)
+	}
+	return n.ensureLocked(ctx, s, ref)
+}
+
+// ensureLocked does the work of Ensure with the lock of the sandbox held.
+func (n *Node) ensureLocked(ctx context.Context, s *agents.Sandbox, ref sandbox.Ref) (sandbox.Observed, error) {
 	for {
 		u := n.handles.Of(ref)
 		u.SetDesired()
@@ -113,7 +123,11 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 	w := n.host.Operation(&journal.Row{
 		Stage: journal.Making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: operation.RunOf(image),
 	})
-	w.Image, w.Origin = image, from
+	w.Image, w.Origin, w.Initializing = image, from, n.initializing(p.Ref)
+	w.Pulling = func() func(ctrd.Progress) { return n.pullReports(p.Ref) }
+	if err := w.Resolve(ctx); err != nil { // before anything changes: it may be missing for long
+		return u.Observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
+	}
 	if err := n.create(ctx, u, w); err != nil {
 		return u.Observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
 	}

@@ -16,11 +16,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sync/singleflight"
-	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/capture"
@@ -41,6 +42,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/supervise"
 	"github.com/barchan-dev/barchan/internal/node/suspend"
 	"github.com/barchan-dev/barchan/internal/node/transfer"
+	"github.com/barchan-dev/barchan/internal/node/volumes"
 )
 
 // Defaults where a Config leaves a field empty.
@@ -88,8 +90,8 @@ type Config struct {
 	StartTimeout time.Duration
 	// AgentToken is the access token of a sandbox's agent; nil means none.
 	AgentToken func(sandbox.ID) string
-	// Secret reads a Secret of a namespace from the API server; its absence is an errs.ErrNotFound. Nil: there are none.
-	Secret func(ctx context.Context, namespace, name string) (*corev1.Secret, error)
+	// Objects reads Secrets and ConfigMaps, which sandboxes refer to; nil: there are none.
+	Objects podsource.Objects
 	// ImageRoom makes room for that many bytes of images, or returns why there is none; nil: there always is.
 	ImageRoom func(ctx context.Context, bytes int64) error
 	// ImagePulled is called after each pull; nil: not called.
@@ -132,6 +134,7 @@ type Node struct {
 	adopted     chan struct{}
 	changes     chan sandbox.Ref
 	tasks       *registry.Tasks
+	inits       initializations
 	dirty       *registry.ChangeQueue
 	supervisor  *supervise.Supervisor
 	suspender   *suspend.Suspender
@@ -151,7 +154,9 @@ type Node struct {
 	// sweepEvery is how often Run sweeps; tests change it.
 	sweepEvery time.Duration
 
-	handles   *registry.Registry
+	handles *registry.Registry
+	// Volumes outlive sandboxes.
+	Volumes   *volumes.Store
 	measuring singleflight.Group // of disk usage
 }
 
@@ -278,17 +283,20 @@ func (n *Node) open() error {
 		return errors.Join(err, db.Close())
 	}
 	n.images, err = images.New(images.Config{
-		Containerd: n.cfg.Containerd, Secret: n.cfg.Secret, Room: n.cfg.ImageRoom, Pulled: n.cfg.ImagePulled, Space: n.cfg.Refuse, Later: n.tasks.Start, Log: n.log,
+		Containerd: n.cfg.Containerd, Objects: n.cfg.Objects, Room: n.cfg.ImageRoom, Pulled: n.cfg.ImagePulled, Space: n.cfg.Refuse, Later: n.tasks.Start, Log: n.log,
 	})
 	if err != nil {
+		return errors.Join(err, db.Close())
+	}
+	if n.Volumes, err = volumes.Open(context.Background(), filepath.Join(n.cfg.DataDir, "volumes"), n.mounting); err != nil {
 		return errors.Join(err, db.Close())
 	}
 	n.inventory = n.newScanner()
 	n.host = operation.NewHost(operation.HostConfig{
 		Name: n.cfg.Name, DataDir: n.cfg.DataDir, MemoryDir: n.cfg.MemoryDir, CgroupParent: n.cfg.CgroupParent,
 		Containerd: n.cfg.Containerd, Images: n.images, Network: n.network, Subnet6: n.cfg.Network.Subnet6,
-		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints,
-		AgentToken: n.cfg.AgentToken, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
+		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints, Volumes: n.Volumes,
+		AgentToken: n.cfg.AgentToken, Objects: n.cfg.Objects, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
 		Holder: n.inventory.Holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,
 		AfterStep: n.cfg.AfterStep, BeforeUndo: n.cfg.BeforeUndo, ObserveStep: n.cfg.ObserveStep, Log: n.log,
 	})
@@ -337,6 +345,16 @@ func (n *Node) newScanner() *inventory.Scanner {
 		s.RuntimeRoots = append(s.RuntimeRoots, r.Root)
 	}
 	return s
+}
+
+// mounting returns the sandboxes that mount a volume, or will when they resume.
+func (n *Node) mounting(volume types.NamespacedName) (names []string) {
+	for _, u := range n.handles.All() {
+		if r := u.Row(); r != nil && r.Stage != journal.Ended && r.Plan.Ref.Namespace == volume.Namespace && r.Plan.Mounts(volume.Name) {
+			names = append(names, r.Plan.Ref.Name)
+		}
+	}
+	return names
 }
 
 // Audit lists resources of the instance without a sandbox in the journal, one line each.

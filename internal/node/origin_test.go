@@ -57,6 +57,7 @@ func TestOriginFits(t *testing.T) {
 		"memory":        {limit(corev1.ResourceMemory, "2Gi"), "resources.limits.memory", false},
 		"volume less":   {func(s *agents.Sandbox) { container(s).VolumeMounts = container(s).VolumeMounts[:2] }, "volumeMounts[2]", true},
 		"volume more":   {mountMore, "volumeMounts[3]", true},
+		"transient":     {func(s *agents.Sandbox) { mountMore(s); transient("more")(s) }, "volumeMounts[3]", false},
 		"volume moved":  {func(s *agents.Sandbox) { container(s).VolumeMounts[1].MountPath = "/d" }, "volumeMounts[1]", true},
 		"volume kind":   {func(s *agents.Sandbox) { container(s).VolumeMounts[1].Name = "mem" }, "volumeMounts[1]", true},
 		"volume sealed": {func(s *agents.Sandbox) { container(s).VolumeMounts[0].ReadOnly = true }, "volumeMounts[0]", true},
@@ -75,6 +76,17 @@ func TestOriginFits(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// transient gives the last mount a volume that is no part of the sandbox's files.
+func transient(name string) func(*agents.Sandbox) {
+	return func(s *agents.Sandbox) {
+		mounts := container(s).VolumeMounts
+		mounts[len(mounts)-1].Name = name
+		spec := &s.Spec.PodTemplate
+		spec.Spec.Volumes = append(spec.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+		spec.ObjectMeta.Annotations = map[string]string{agents.AnnotationTransientVolumes: "other," + name}
 	}
 }
 

@@ -30,7 +30,10 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 
 // ObjectDeleted records that the object of a name is gone without a Remove, as when a client removes its finalizer. The next
 // sweeps then remove the sandboxes of that name if they do not exist.
-func (n *Node) ObjectDeleted(namespace, name string) { n.handles.ClearDesired(namespace, name) }
+func (n *Node) ObjectDeleted(namespace, name string) {
+	n.inits.forget(namespace, name)
+	n.handles.ClearDesired(namespace, name)
+}
 
 // Destroy removes all sandboxes and the network of the instance. Run must have returned; afterwards only Close may be
 // called.

@@ -68,7 +68,9 @@ func parts() []part {
 		{name: "exec", measure: measureExec},
 		{name: "claim", measure: measureClaim},
 		{name: "build", measure: measureBuild},
+		{name: "interpreter", measure: measureInterpreter},
 		{name: "transfer", measure: measureTransfer},
+		{name: "volume", measure: measureVolume},
 		{name: "address", measure: measureAddress},
 		{name: "peers", measure: measurePeers},
 		{name: "sleep", measure: measureSleep},
@@ -119,7 +121,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.SetOutput(stderr)
 	f.BoolVar(&o.json, "json", false, "print JSON instead of a table")
 	f.BoolVar(&o.quick, "quick", false, "a tenth of the rounds, to try whether it works")
-	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: gateway, boot, api, create, exec, claim, build, transfer, address, peers, sleep, scale, memory")
+	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: gateway, boot, api, create, exec, claim, build, interpreter, transfer, volume, address, peers, sleep, scale, memory")
 	f.StringVar(&o.dir, "dir", "/var/tmp", "where the server's data lie while it runs; on a disk, or the figures are of memory")
 	f.StringVar(&o.programs, "programs", "bin", "directory of barchan and barchan-agent")
 	if err := f.Parse(args); err != nil {

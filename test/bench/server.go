@@ -70,7 +70,7 @@ func newServer(ctx context.Context, parent, programs string) (*server, error) {
 	s.cgroup = "/" + tag
 	data := filepath.Join(dir, "d")
 	s.env = append(os.Environ(),
-		"BARCHAN_DATA_DIR="+data, "BARCHAN_HTTP_ADDR="+ports[0], "BARCHAN_TLS_ADDR="+ports[1], "BARCHAN_KUBE_ADDR="+ports[2],
+		"BARCHAN_DATA_DIR="+data, "BARCHAN_HTTP_ADDR="+ports[0], "BARCHAN_TLS_ADDR="+ports[1], "BARCHAN_KUBE_ADDR="+ports[2], "BARCHAN_SSH_ADDR=",
 		"BARCHAN_BRIDGE_NAME="+tag, fmt.Sprintf("BARCHAN_SUBNET=10.%d.%d.0/22", 210+n%40, 4*(n/40%64)),
 		"BARCHAN_NETNS_PREFIX="+tag+"-", "BARCHAN_NFT_TABLE="+tag, "BARCHAN_CGROUP_PARENT="+s.cgroup, "BARCHAN_CONTAINERD_NAMESPACE="+tag,
 		"BARCHAN_RUN_DIR=", "BARCHAN_API_URL=", "BARCHAN_API_KEY=",

@@ -31,6 +31,12 @@ spec:
 func (s *server) built(name, template, from, steps, start, ready string) *barchan.TemplateBuild {
 	s.t.Helper()
 	s.apply(fmt.Sprintf(buildManifest, name, template, from, steps, start, ready))
+	return s.ended(name)
+}
+
+// ended returns a build when it has ended.
+func (s *server) ended(name string) *barchan.TemplateBuild {
+	s.t.Helper()
 	c, b := s.client(), &barchan.TemplateBuild{}
 	eventually.True(s.t, "build "+name+" ends", func() bool {
 		if err := c.Get(s.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, b); err != nil {
@@ -153,6 +159,8 @@ func TestTemplateBuilds(t *testing.T) {
 		}
 		t.Log(out)
 	})
+	t.Run("a Dockerfile with stages", func(t *testing.T) { s.in(t).stages(t) })
+	t.Run("an object with stages", func(t *testing.T) { s.in(t).objects(t) })
 	t.Run("deleted while it runs", func(t *testing.T) {
 		s := s.in(t)
 		s.apply(fmt.Sprintf(buildManifest, "seven", "never", image, `{type: Run, args: ["sleep 600"]}`, "", ""))

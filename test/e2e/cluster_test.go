@@ -190,7 +190,7 @@ func (c *cluster) newReplica(n, of int) *replica {
 	r := &replica{c: c, n: n, addr: host + ":" + clusterPort}
 	r.env = append(os.Environ(),
 		"BARCHAN_ROLE=replica", "BARCHAN_NODE_NAME="+name, "BARCHAN_DATA_DIR="+filepath.Join(c.dir, name),
-		"BARCHAN_HTTP_ADDR="+r.addr, "BARCHAN_TLS_ADDR=", "BARCHAN_API_KUBECONFIG="+c.api.AdminKubeconfig(), "BARCHAN_TOKEN_SECRET="+secret,
+		"BARCHAN_HTTP_ADDR="+r.addr, "BARCHAN_TLS_ADDR=", "BARCHAN_SSH_ADDR=", "BARCHAN_API_KUBECONFIG="+c.api.AdminKubeconfig(), "BARCHAN_TOKEN_SECRET="+secret,
 		"BARCHAN_PEER_ADDR="+host+":"+gossipPort, "BARCHAN_PEER_SEEDS="+strings.Join(seeds, ","), "BARCHAN_PEER_DIR="+filepath.Join(c.dir, "peers"),
 		"BARCHAN_API_URL=", "BARCHAN_API_KEY=",
 	)

@@ -56,6 +56,8 @@ func matrix() (all []crash) {
 		{op: cold, at: `create/written sandbox/seen sandbox/driven sandbox/status
 			row/making node/address node/network node/snapshot node/mount node/bundle node/record node/start node/agent node/hold row/live
 			sandbox/driven:2 sandbox/status:2 create/timed create/routed`},
+		{op: prepared, at: "node/init_started node/init node/start"},
+		{op: prepared, at: "node/init_started", then: "undo/start undo/init"},
 		{op: warm, at: "claim/held claim/written claim/bound create/routed node/bind_config node/bind_agent pool/made row/making"},
 		{op: claimObject, at: "claim/held claim/written claimobject/status"},
 		{op: coldClaimObject, at: "claimobject/made row/making row/live claimobject/status"},
@@ -63,7 +65,7 @@ func matrix() (all []crash) {
 		{op: freeze, at: "pause/written row/pausing node/frozen row/paused sandbox/driven sandbox/status"},
 		{op: store, at: "node/checkpoint node/flush row/storing node/keep node/stop node/unmount node/detach row/stored node/stored"},
 		{op: thaw, at: "connect/written row/resuming node/thawed row/live sandbox/driven sandbox/status"},
-		{op: wake, at: `connect/written row/waking node/network node/mount node/restore node/agent row/live node/running node/forgotten
+		{op: wake, at: `connect/written row/waking node/network node/mount node/projected node/restore node/agent row/live node/running node/forgotten
 			sandbox/driven sandbox/status`},
 		{op: restart, at: "row/restarting node/network node/start node/agent row/live"},
 		{op: finish, at: "row/ended sandbox/driven sandbox/status"},
@@ -81,11 +83,14 @@ func matrix() (all []crash) {
 		{op: startFromSnapshot, at: "row/making node/snapshot node/verify node/start node/agent row/live create/routed"},
 		{op: forkSandbox, at: "checkpoint/writing checkpoint/ready fork/captured row/making node/verify row/live fork/started"},
 		{op: warmUp, at: "node/warmup warmup/seeded warmup/checkpointed warmup/unseeded"},
-		{op: buildTemplate, at: `templatebuild/status templatebuild/status:2 templatebuild/sandbox templatebuild/sandbox:3 templatebuild/checkpoint
+		{op: buildTemplate, at: `templatebuild/status templatebuild/status:2 templatebuild/sandbox templatebuild/sandbox:3 templatebuild/packed templatebuild/packed:2 templatebuild/checkpoint
 			templatebuild/checkpoint:3 checkpointobject/intended node/capture_copied checkpointobject/captured templatebuild/template`},
 		{op: buildPrivate, at: "templatebuild/credentials images/pulled images/grant"},
 		{op: removeImage, at: "images/removed"},
 		{op: buildTemplate, at: "templatebuild/sandbox", then: "templatebuild/checkpoint"},
+		{op: makeVolume, at: "volume/made volumeobject/status volume/uploaded"},
+		{op: mountVolume, at: "row/making node/bundle row/live"},
+		{op: dropVolume, at: "volume/unlinked volume/removed volumeobject/released"},
 		{op: takeSnapshot, at: "node/capture_held", then: "checkpoint/removed checkpoint/gone checkpointobject/finished"},
 		{op: takeSnapshot, at: "checkpoint/ready", then: "checkpointobject/finished"},
 		{op: cold, at: "node/start node/agent", then: "undo/start undo/network undo/address row/gone"},

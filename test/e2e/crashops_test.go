@@ -60,6 +60,16 @@ var (
 		do:    create("cold"),
 		check: func(w *fixture, s *subject) { w.checkCreated(s) }, cleanup: killSubject,
 	}
+	prepared = operation{ // with init containers and a volume of a Secret
+		name: "create with init containers", storeAfter: neverOnDisk, prepare: newSubjectOf("prepared"),
+		do: create("prepared"),
+		check: func(w *fixture, s *subject) {
+			w.checkCreated(s)
+			if got := w.exec(s.id, "cat /work/made"); got != "by-init" {
+				w.t.Errorf("the init container left %q", got)
+			}
+		}, cleanup: killSubject,
+	}
 	warm = operation{
 		name: "warm create", storeAfter: neverOnDisk, prepare: newSubjectOf("warm"),
 		do:    create("warm"),

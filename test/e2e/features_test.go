@@ -17,18 +17,23 @@ func TestFeatures(t *testing.T) {
 	s.set("BARCHAN_TLS_CERT", cert)
 	s.set("BARCHAN_TLS_KEY", key)
 	s.set("BARCHAN_DOMAINS", testDomain+",barchan.localhost")
+	s.set("BARCHAN_STORE_AFTER", "2s")
 	s.set("BARCHAN_OTLP_ENDPOINT", address)
 	s.set("BARCHAN_SANDBOX_PIDS", strconv.Itoa(pidsLimit))
 	s.start()
 	s.must("image", "build", "base")
 	for name, test := range map[string]func(*testing.T, *server){
 		"runtimes": testRuntimes, "service": testService, "restart policy": testRestartPolicy, "refusals": testRefusals, "tenancy": testTenancy,
-		"images":         func(t *testing.T, s *server) { testImages(t, s, helloProgram(t)) },
-		"gateway":        func(t *testing.T, s *server) { testGateway(t, s, roots) },
-		"idle":           testIdle,
-		"parallel":       testParallel,
-		"network policy": testNetworkPolicy,
-		"observability":  func(t *testing.T, s *server) { testObservability(t, s, spans) },
+		"images":          func(t *testing.T, s *server) { testImages(t, s, helloProgram(t)) },
+		"gateway":         func(t *testing.T, s *server) { testGateway(t, s, roots) },
+		"idle":            testIdle,
+		"parallel":        testParallel,
+		"pod objects":     testPodObjects,
+		"init containers": testInitContainers,
+		"ssh":             testSSH,
+		"runtime API":     testRuntimeAPI,
+		"network policy":  testNetworkPolicy,
+		"observability":   func(t *testing.T, s *server) { testObservability(t, s, spans) },
 	} {
 		t.Run(name, func(t *testing.T) { test(t, s.in(t)) })
 	}

@@ -72,6 +72,37 @@ spec:
 ---
 `
 
+// preparedTemplate has init containers, and a volume of a Secret.
+const preparedTemplate = `
+apiVersion: v1
+kind: Secret
+metadata: {name: prepared}
+stringData: {text: by-init}
+---
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxTemplate
+metadata: {name: prepared}
+spec:
+  envVarsInjectionPolicy: Overrides
+  podTemplate:
+    spec:
+      initContainers:
+      - name: make
+        image: ` + baseImage + `
+        command: [cp, /from/text, /work/made]
+        volumeMounts: [{name: work, mountPath: /work}, {name: from, mountPath: /from}]
+      containers:
+      - name: main
+        image: ` + baseImage + `
+        command: [python3, -c, %s]
+        resources: {limits: {memory: 256Mi}}
+        volumeMounts: [{name: work, mountPath: /work}]
+      volumes:
+      - {name: work, emptyDir: {}}
+      - {name: from, secret: {secretName: prepared}}
+---
+`
+
 // fixturePool is a pool of a template.
 const fixturePool = `
 apiVersion: extensions.agents.x-k8s.io/v1beta1
@@ -127,7 +158,7 @@ func newFixtureOf(t *testing.T, bin string) *fixture {
 		t.Fatal(err)
 	}
 	s.apply(fmt.Sprintf(fixtureTemplate, "cold", "", code) + fmt.Sprintf(fixtureTemplate, "warm", "", code) + fmt.Sprintf(fixtureTemplate, "rare", "", code) +
-		fmt.Sprintf(fixtureTemplate, "again", "restartPolicy: Always", code) + fmt.Sprintf(fixtureTemplate, "once", "restartPolicy: Never", code) +
+		fmt.Sprintf(fixtureTemplate, "again", "restartPolicy: Always", code) + fmt.Sprintf(preparedTemplate, code) + fmt.Sprintf(fixtureTemplate, "once", "restartPolicy: Never", code) +
 		fmt.Sprintf(fixturePool, "warm-pool", fixtureMembers, "warm") + fmt.Sprintf(fixturePool, "rare-pool", 0, "rare"))
 	w.calm()
 	w.running, w.paused = s.create(w.key, "warm"), s.create(w.key, "cold")

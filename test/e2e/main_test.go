@@ -264,13 +264,13 @@ func testRestart(t *testing.T, s *server, sig syscall.Signal) {
 
 func testBadInput(t *testing.T, s *server) {
 	t.Run("a second server on the same data", func(t *testing.T) {
-		out, err := s.try("up", "--http-addr", "127.0.0.1:0", "--tls-addr", "127.0.0.1:0", "--kube-addr", "127.0.0.1:0")
+		out, err := s.try("up", "--http-addr", "127.0.0.1:0", "--ssh-addr", "", "--tls-addr", "127.0.0.1:0", "--kube-addr", "127.0.0.1:0")
 		if err != nil || !strings.Contains(out, "already up on "+s.value("BARCHAN_DATA_DIR")) {
 			t.Errorf("up = %v\n%s", err, out)
 		}
 	})
 	t.Run("a port in use", func(t *testing.T) {
-		out, err := s.try("up", "--data-dir", filepath.Join(s.dir, "o"), "--tls-addr", "127.0.0.1:0", "--kube-addr", "127.0.0.1:0")
+		out, err := s.try("up", "--data-dir", filepath.Join(s.dir, "o"), "--ssh-addr", "", "--tls-addr", "127.0.0.1:0", "--kube-addr", "127.0.0.1:0")
 		if err == nil || !strings.Contains(out, s.http) || !strings.Contains(out, "in use") {
 			t.Errorf("up = %v\n%s", err, out)
 		}

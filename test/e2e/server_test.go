@@ -128,6 +128,7 @@ type server struct {
 	bin  string // the server's program
 	http string
 	tls  string
+	ssh  string
 	*process
 }
 
@@ -158,9 +159,9 @@ func newServer(t *testing.T) *server {
 	}
 	n := number(t)
 	tag := fmt.Sprintf("be%d", n)
-	s := &server{t: t, dir: dir, bin: programs.barchan, http: freeAddr(t), tls: freeAddr(t), process: &process{}}
+	s := &server{t: t, dir: dir, bin: programs.barchan, http: freeAddr(t), tls: freeAddr(t), ssh: freeAddr(t), process: &process{}}
 	s.env = append(os.Environ(),
-		"BARCHAN_DATA_DIR="+filepath.Join(dir, "d"), "BARCHAN_HTTP_ADDR="+s.http, "BARCHAN_TLS_ADDR="+s.tls, "BARCHAN_KUBE_ADDR="+freeAddr(t),
+		"BARCHAN_DATA_DIR="+filepath.Join(dir, "d"), "BARCHAN_HTTP_ADDR="+s.http, "BARCHAN_TLS_ADDR="+s.tls, "BARCHAN_KUBE_ADDR="+freeAddr(t), "BARCHAN_SSH_ADDR="+s.ssh,
 		"BARCHAN_BRIDGE_NAME="+tag, fmt.Sprintf("BARCHAN_SUBNET=10.%d.%d.0/24", 100+n%100, n%250),
 		"BARCHAN_NETNS_PREFIX="+tag+"-", "BARCHAN_NFT_TABLE="+tag, "BARCHAN_CGROUP_PARENT=/"+tag, "BARCHAN_CONTAINERD_NAMESPACE="+tag,
 		"BARCHAN_API_URL=", "BARCHAN_API_KEY=",

@@ -355,7 +355,7 @@ func testRefusals(t *testing.T, s *server) {
 		"spec.podTemplate.spec.containers[0].resources.limits[memory]":    {"workingDir: /srv/app", "resources: {limits: {memory: 1Mi}}"},
 		"spec.podTemplate.spec.volumes[0].hostPath":                       {"name: scratch, emptyDir: {}", "name: scratch, hostPath: {path: /etc}"},
 		"spec.podTemplate.spec.containers[0].readinessProbe.httpGet.port": {"port: web", "port: nobody"},
-		"spec.podTemplate.spec.containers[0].env[0].valueFrom":            {"{name: GREETING, value: hello}", "{name: GREETING, valueFrom: {secretKeyRef: {name: a, key: b}}}"},
+		"spec.podTemplate.spec.containers[0].env[0].valueFrom":            {"{name: GREETING, value: hello}", "{name: GREETING, valueFrom: {fileKeyRef: {volumeName: a, path: b, key: c}}}"},
 		"spec.podTemplate.spec.containers[0].volumeMounts[0].mountPath":   {"mountPath: /scratch", "mountPath: /proc"},
 		"spec.podTemplate.spec.nonsense":                                  {"hostname: inner", "nonsense: 1"},
 		"containerPort: expected numeric":                                 {"containerPort: 8080", "containerPort: many"},

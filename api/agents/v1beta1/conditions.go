@@ -45,6 +45,10 @@ const (
 	AnnotationSandboxName = "agents.x-k8s.io/sandbox-name"
 )
 
+// AnnotationTransientVolumes of a Pod template names emptyDir volumes, with commas between them, that are no part of a
+// sandbox's files: a checkpoint without memory leaves them out, and a sandbox that starts from one may have others.
+const AnnotationTransientVolumes = "barchan.dev/transient-volumes"
+
 // NodeFinalizer keeps a Sandbox object until its node confirmed that nothing of it is left.
 const NodeFinalizer = "barchan.dev/node"
 

@@ -1,5 +1,5 @@
 // Package v1alpha1 holds the words of the group barchan.dev: Checkpoint, APIKey,
-// TemplateRevision and TemplateBuild, the kinds that are Barchan's own, with their defaults and validation. It does no I/O.
+// TemplateRevision, TemplateBuild and Volume, the kinds that are Barchan's own, with their defaults and validation. It does no I/O.
 //
 // +k8s:openapi-gen=true
 // +k8s:openapi-model-package=dev.barchan.v1alpha1
@@ -18,7 +18,7 @@ var GroupVersion = schema.GroupVersion{Group: "barchan.dev", Version: "v1alpha1"
 
 // AddToScheme registers this package's kinds.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion, &Checkpoint{}, &CheckpointList{}, &APIKey{}, &APIKeyList{}, &TemplateRevision{}, &TemplateRevisionList{}, &TemplateBuild{}, &TemplateBuildList{})
+	s.AddKnownTypes(GroupVersion, &Checkpoint{}, &CheckpointList{}, &APIKey{}, &APIKeyList{}, &TemplateRevision{}, &TemplateRevisionList{}, &TemplateBuild{}, &TemplateBuildList{}, &Volume{}, &VolumeList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
 // CheckpointContent is what a checkpoint holds.
@@ -83,7 +85,7 @@ const (
 )
 
 // DefaultTag is the tag of a snapshot that was made without one, as an object.
-const DefaultTag = "default"
+const DefaultTag = agents.DefaultTag
 
 // CheckpointSpec is what to keep of which sandbox. It cannot change, but for ttlSeconds.
 // +kubebuilder:validation:XValidation:rule="self.sandboxName == oldSelf.sandboxName && self.content == oldSelf.content && self.origin == oldSelf.origin && (has(self.keepRunning) && self.keepRunning) == (has(oldSelf.keepRunning) && oldSelf.keepRunning)",message="only ttlSeconds can change"
@@ -247,6 +249,13 @@ type APIKeySpec struct {
 	// ExpiresAt ends the key. Unset: never.
 	// +optional
 	ExpiresAt *metav1.Time `json:"expiresAt,omitempty"`
+	// SSHKeys are public keys of the key's holder, in the form of a line of OpenSSH's authorized_keys without options:
+	// type, base64 and optionally a comment. They open sandboxes of the namespace over SSH, as long as this key is valid.
+	// +optional
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=4096
+	// +listType=atomic
+	SSHKeys []string `json:"sshKeys,omitempty"`
 }
 
 // APIKey lets its holder act in the namespace that it lies in.

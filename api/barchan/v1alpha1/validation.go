@@ -2,13 +2,10 @@ package v1alpha1
 
 import (
 	"bytes"
-	"fmt"
 	"regexp"
-	"strings"
 	"unicode/utf8"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -64,6 +61,24 @@ func ValidateAPIKey(k *APIKey) (errs field.ErrorList) {
 	if utf8.RuneCountInString(k.Spec.Prefix) > maxPrefix {
 		errs = append(errs, field.TooLong(spec.Child("prefix"), "", maxPrefix))
 	}
+	return append(errs, validateSSHKeys(spec.Child("sshKeys"), k.Spec.SSHKeys)...)
+}
+
+func validateSSHKeys(path *field.Path, keys []string) (errs field.ErrorList) {
+	if len(keys) > MaxSSHKeys {
+		errs = append(errs, field.TooMany(path, len(keys), MaxSSHKeys))
+	}
+	seen := map[string]bool{}
+	for i, text := range keys {
+		fingerprint, err := SSHFingerprint(text)
+		switch {
+		case err != nil:
+			errs = append(errs, field.Invalid(path.Index(i), "(hidden)", err.Error())) // it may be a private key by mistake
+		case seen[fingerprint]:
+			errs = append(errs, field.Duplicate(path.Index(i), fingerprint))
+		}
+		seen[fingerprint] = true
+	}
 	return errs
 }
 
@@ -87,93 +102,6 @@ func ValidateTemplateRevision(r, old *TemplateRevision) (errs field.ErrorList) {
 	}
 	if old != nil && !apiequality.Semantic.DeepEqual(r.Spec, old.Spec) {
 		errs = append(errs, field.Forbidden(spec, "a revision is immutable"))
-	}
-	return errs
-}
-
-// Numbers of steps of a build, and of arguments of one.
-const (
-	maxBuildSteps = 256
-	maxStepArgs   = 256
-)
-
-// ValidateTemplateBuild checks a build. old is nil on create.
-func ValidateTemplateBuild(b, old *TemplateBuild) (errs field.ErrorList) {
-	spec := field.NewPath("spec")
-	at := spec.Child("templateName")
-	if b.Spec.TemplateName == "" {
-		errs = append(errs, field.Required(at, ""))
-	} else if problems := validation.IsDNS1123Subdomain(b.Spec.TemplateName); len(problems) > 0 {
-		errs = append(errs, field.Invalid(at, b.Spec.TemplateName, strings.Join(problems, "; ")))
-	}
-	if from := b.Spec.From; from != nil && (from.Image != "") == (from.TemplateName != "") {
-		errs = append(errs, field.Invalid(spec.Child("from"), "", "must name either an image or a template"))
-	}
-	if from := b.Spec.From; from != nil && len(from.ImagePullSecrets) > 0 {
-		errs = append(errs, validatePullSecrets(from, spec.Child("from", "imagePullSecrets"))...)
-	}
-	if n := len(b.Spec.Steps); n > maxBuildSteps {
-		errs = append(errs, field.TooMany(spec.Child("steps"), n, maxBuildSteps))
-	}
-	for i := range b.Spec.Steps {
-		errs = append(errs, validateStep(&b.Spec.Steps[i], spec.Child("steps").Index(i))...)
-	}
-	if old == nil {
-		return errs
-	}
-	switch {
-	case b.Spec.TemplateName != old.Spec.TemplateName:
-		errs = append(errs, field.Forbidden(at, "is immutable"))
-	case old.Spec.From != nil && !apiequality.Semantic.DeepEqual(b.Spec, old.Spec):
-		errs = append(errs, field.Forbidden(spec, "cannot change once from is set"))
-	}
-	return errs
-}
-
-// maxPullSecrets bounds the Secrets that are read for an image.
-const maxPullSecrets = 16
-
-func validatePullSecrets(from *BuildSource, at *field.Path) (errs field.ErrorList) {
-	if from.Image == "" {
-		errs = append(errs, field.Forbidden(at, "are for an image"))
-	}
-	if n := len(from.ImagePullSecrets); n > maxPullSecrets {
-		errs = append(errs, field.TooMany(at, n, maxPullSecrets))
-	}
-	for i, ref := range from.ImagePullSecrets {
-		for _, problem := range validation.IsDNS1123Subdomain(ref.Name) {
-			errs = append(errs, field.Invalid(at.Index(i).Child("name"), ref.Name, problem))
-		}
-	}
-	return errs
-}
-
-func validateStep(s *BuildStep, at *field.Path) (errs field.ErrorList) {
-	args, n := at.Child("args"), len(s.Args)
-	least, most := 1, 1
-	switch s.Type {
-	case StepRun:
-		most = 2
-	case StepCopy:
-		least, most = 2, 4
-	case StepEnv:
-		most = maxStepArgs
-		if n%2 != 0 {
-			errs = append(errs, field.Invalid(args, n, "must be names and values in turn"))
-		}
-	case StepWorkdir, StepUser:
-	default:
-		return field.ErrorList{field.NotSupported(at.Child("type"), s.Type, []BuildStepType{StepRun, StepCopy, StepWorkdir, StepUser, StepEnv})}
-	}
-	if n < least {
-		errs = append(errs, field.Invalid(args, n, fmt.Sprintf("must be at least %d", least)))
-	} else if n > most {
-		errs = append(errs, field.TooMany(args, n, most))
-	}
-	if hash := at.Child("filesHash"); (s.Type == StepCopy) != (s.FilesHash != "") {
-		errs = append(errs, field.Invalid(hash, s.FilesHash, "is of a Copy, which needs it"))
-	} else if s.FilesHash != "" && !sha256Hex.MatchString(s.FilesHash) {
-		errs = append(errs, field.Invalid(hash, s.FilesHash, "must be 64 lower-case hex digits"))
 	}
 	return errs
 }

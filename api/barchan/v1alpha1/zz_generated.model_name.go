@@ -21,8 +21,18 @@ func (in APIKeySpec) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BuildMount) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.BuildMount"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in BuildSource) OpenAPIModelName() string {
 	return "dev.barchan.v1alpha1.BuildSource"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BuildStage) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.BuildStage"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -53,6 +63,11 @@ func (in CheckpointSpec) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in CheckpointStatus) OpenAPIModelName() string {
 	return "dev.barchan.v1alpha1.CheckpointStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in StageFiles) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.StageFiles"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -88,4 +103,24 @@ func (in TemplateRevisionList) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in TemplateRevisionSpec) OpenAPIModelName() string {
 	return "dev.barchan.v1alpha1.TemplateRevisionSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in Volume) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.Volume"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VolumeList) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.VolumeList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VolumeSpec) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.VolumeSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VolumeStatus) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.VolumeStatus"
 }

@@ -91,6 +91,10 @@ type TemplateBarchanSpec struct {
 	// Public lets every namespace use the template. Default false.
 	// +optional
 	Public bool `json:"public,omitempty"`
+	// TagOf makes the object a tag of a template, which users name <templateName>:<tag>. It is immutable, and decides the
+	// object's name: <templateName>.<tag>, where that is valid.
+	// +optional
+	TagOf *TagOf `json:"tagOf,omitempty"`
 	// Sandbox is taken over into each sandbox of the template.
 	// +optional
 	Sandbox *agents.BarchanSpec `json:"sandbox,omitempty"`
@@ -99,6 +103,11 @@ type TemplateBarchanSpec struct {
 // SandboxTemplate is the blueprint of sandboxes. It has no status.
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=sandboxtemplate
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.barchan) || !has(self.spec.barchan.tagOf) || self.metadata.name.startsWith(self.spec.barchan.tagOf.templateName + '.')",message="must be the name of the object of the tag in spec.barchan.tagOf",fieldPath=".metadata.name"
+// +kubebuilder:validation:XValidation:rule="(has(self.spec.barchan) && has(self.spec.barchan.tagOf)) == (has(oldSelf.spec.barchan) && has(oldSelf.spec.barchan.tagOf)) && (!has(self.spec.barchan) || !has(self.spec.barchan.tagOf) || self.spec.barchan.tagOf == oldSelf.spec.barchan.tagOf)",message="is immutable",fieldPath=".spec.barchan.tagOf"
+// +kubebuilder:printcolumn:name="Template",type=string,JSONPath=`.spec.barchan.tagOf.templateName`
+// +kubebuilder:printcolumn:name="Tag",type=string,JSONPath=`.spec.barchan.tagOf.tag`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type SandboxTemplate struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional

@@ -63,6 +63,7 @@ func ValidateTemplate(t *SandboxTemplate) field.ErrorList {
 				errs = append(errs, field.Forbidden(spec.Child("barchan", "sandbox", "warmUp"), "is not run where memory is restored: leave it out, or set restore.filesOnly"))
 			}
 		}
+		errs = append(errs, validateTagOf(t, spec.Child("barchan", "tagOf"))...)
 		for i, alias := range b.Aliases {
 			if slices.Contains(b.Aliases[:i], alias) {
 				errs = append(errs, field.Duplicate(spec.Child("barchan", "aliases").Index(i), alias))

@@ -91,6 +91,11 @@ func (in SandboxWarmPoolStatus) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TagOf) OpenAPIModelName() string {
+	return "io.x-k8s.agents.extensions.v1beta1.TagOf"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in TemplateBarchanSpec) OpenAPIModelName() string {
 	return "io.x-k8s.agents.extensions.v1beta1.TemplateBarchanSpec"
 }

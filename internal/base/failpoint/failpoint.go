@@ -33,7 +33,8 @@ var names = []string{
 	"checkpointobject/suspended", "checkpointobject/intended", "checkpointobject/captured", "checkpointobject/finished",
 	"checkpointobject/dropped", "checkpointobject/released",
 	"warmup/seeded", "warmup/checkpointed", "warmup/unseeded",
-	"templatebuild/credentials", "templatebuild/status", "templatebuild/sandbox", "templatebuild/checkpoint", "templatebuild/template",
+	"volume/made", "volumeobject/status", "volume/uploaded", "volume/unlinked", "volume/removed", "volumeobject/released",
+	"templatebuild/credentials", "templatebuild/status", "templatebuild/sandbox", "templatebuild/packed", "templatebuild/checkpoint", "templatebuild/template",
 
 	// The controller of sandboxes.
 	"sandbox/seen", "sandbox/driven", "sandbox/status", "sandbox/removed", "sandbox/released",
@@ -46,7 +47,7 @@ var names = []string{
 	"migrate/leases", "migrate/moved",
 
 	// A step of the node is done.
-	"node/address", "node/network", "node/snapshot", "node/mount", "node/bundle", "node/record", "node/start", "node/agent", "node/hold",
+	"node/address", "node/network", "node/snapshot", "node/mount", "node/bundle", "node/record", "node/init_started", "node/init", "node/projected", "node/start", "node/agent", "node/hold",
 	"node/checkpoint", "node/flush", "node/keep", "node/stop", "node/unmount", "node/detach", "node/stored",
 	"node/restore", "node/running", "node/forgotten", "node/frozen", "node/thawed",
 	"node/bind_config", "node/bind_agent",
@@ -62,7 +63,7 @@ var names = []string{
 	"import/made", "import/writing", "import/base", "import/data", "import/ready", "import/noted",
 
 	// A step of the node is undone.
-	"undo/start", "undo/record", "undo/mount", "undo/bundle", "undo/snapshot", "undo/network", "undo/address",
+	"undo/start", "undo/init", "undo/record", "undo/mount", "undo/bundle", "undo/snapshot", "undo/network", "undo/address",
 }
 
 // Names lists all points, in execution order. The caller owns the list.

@@ -46,9 +46,10 @@ func TemplateOf(p *extensions.SandboxWarmPool) types.NamespacedName {
 const templateLead = "t"
 
 // TemplateID returns the ID of a template: 20 lower-case letters and digits. It is that of the object, or, where the
-// annotation has that, of its name.
+// annotation has that, of its name, which the objects of all its tags share.
 func TemplateID(t *extensions.SandboxTemplate) string {
-	if id := BuiltTemplateID(t.Namespace, t.Name); t.Annotations[AnnotationTemplateID] == id {
+	name, _ := t.NameAndTag()
+	if id := BuiltTemplateID(t.Namespace, name); t.Annotations[AnnotationTemplateID] == id {
 		return id
 	}
 	return templateIDOf(t.UID)
@@ -61,7 +62,7 @@ func BuiltTemplateID(namespace, name string) string {
 
 func templateIDOf(uid types.UID) string { return templateLead + string(sandbox.IDOf(uid))[1:] }
 
-// TemplateName returns the users' name of a template. E2B's names may have underscores, which object
+// TemplateName returns the users' name of a template, without a tag. E2B's names may have underscores, which object
 // names cannot: such a name is an alias of the template, the first one if there are several.
 func TemplateName(t *extensions.SandboxTemplate) string {
 	if t.Spec.Barchan != nil {
@@ -71,7 +72,8 @@ func TemplateName(t *extensions.SandboxTemplate) string {
 			}
 		}
 	}
-	return t.Name
+	name, _ := t.NameAndTag()
+	return name
 }
 
 // NewSandbox returns a sandbox of a template, not written yet, with the template's revision. The

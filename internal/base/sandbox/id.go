@@ -32,6 +32,9 @@ func IDOf(uid types.UID) ID {
 	return ID(idLead + digits[len(digits)-(idLength-len(idLead)):])
 }
 
+// VolumeIDOf derives a volume's ID from its object's UID, as IDOf does a sandbox's; the first character is always "v".
+func VolumeIDOf(uid types.UID) string { return "v" + string(IDOf(uid)[len(idLead):]) }
+
 // ParseID parses a sandbox ID as clients send it: the ID alone, or followed by "-" and an obsolete
 // client ID, which is ignored. The error is an errs.ErrInvalid.
 func ParseID(text string) (ID, error) {

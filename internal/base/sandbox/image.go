@@ -11,15 +11,19 @@ var ErrImage = errors.New("no image")
 
 // NoImage marks the error of an image that is not on the node and cannot be pulled at the moment. Its
 // text and its kind stay.
-func NoImage(err error) error { return imageError{err} }
+func NoImage(err error) error { return markedError{err, ErrImage} }
 
-type imageError struct{ error }
+// markedError is an error with a mark, which errors.Is finds.
+type markedError struct {
+	error
+	mark error
+}
 
-// Is reports whether target is ErrImage.
-func (e imageError) Is(target error) bool { return target == ErrImage }
+// Is reports whether target is the mark.
+func (e markedError) Is(target error) bool { return target == e.mark }
 
 // Unwrap returns the marked error.
-func (e imageError) Unwrap() error { return e.error }
+func (e markedError) Unwrap() error { return e.error }
 
 // ReasonImage is the reason of condition Ready while the node cannot get the image. It continues to
 // retry; clients should not wait for it.

@@ -12,12 +12,17 @@ import (
 // CheckMounts returns an error for each mount of a volume that is missing in the blueprint. at is the
 // path of the Pod's spec.
 func CheckMounts(b *agents.SandboxBlueprint, at *field.Path) (errs field.ErrorList) {
-	for i := range b.PodTemplate.Spec.Containers {
-		for j, m := range b.PodTemplate.Spec.Containers[i].VolumeMounts {
+	errs = checkMounts(b, b.PodTemplate.Spec.InitContainers, at.Child("initContainers"))
+	return append(errs, checkMounts(b, b.PodTemplate.Spec.Containers, at.Child("containers"))...)
+}
+
+func checkMounts(b *agents.SandboxBlueprint, containers []corev1.Container, at *field.Path) (errs field.ErrorList) {
+	for i := range containers {
+		for j, m := range containers[i].VolumeMounts {
 			isVolume := func(v corev1.Volume) bool { return v.Name == m.Name }
 			isClaim := func(c agents.PersistentVolumeClaimTemplate) bool { return c.Name == m.Name }
 			if !slices.ContainsFunc(b.PodTemplate.Spec.Volumes, isVolume) && !slices.ContainsFunc(b.VolumeClaimTemplates, isClaim) {
-				errs = append(errs, field.NotFound(at.Child("containers").Index(i).Child("volumeMounts").Index(j).Child("name"), m.Name))
+				errs = append(errs, field.NotFound(at.Index(i).Child("volumeMounts").Index(j).Child("name"), m.Name))
 			}
 		}
 	}

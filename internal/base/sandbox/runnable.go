@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 )
 
 // grantable are the capabilities that a template may add to the default set. All of them act within
@@ -25,10 +26,10 @@ const reserved = "/.barchan"
 // CheckRunnable reports the parts of a Pod specification that a single node cannot honour, so that it
 // is rejected at once and never partly applied. No errors means that all of it is honoured.
 //
-// Honoured: one container with image, command, args, env (values, and metadata.name,
-// metadata.namespace, metadata.uid, spec.nodeName and status.podIP by reference), workingDir, limits
-// and requests of CPU and memory, exec, httpGet and tcpSocket probes, emptyDir volumes and
-// volume claims with subPath and readOnly, runtimeClassName gvisor or runc, the user, group,
+// Honoured: one container, and init containers before it, with image, command, args, env and envFrom (see package podsource), workingDir,
+// limits and requests of CPU and memory, exec, httpGet and tcpSocket probes, volumes of emptyDir, configMap,
+// secret, projected and downwardAPI, Volumes by persistentVolumeClaim, volume claims, all with subPath and readOnly,
+// runtimeClassName gvisor or runc, the user, group,
 // escalation, capabilities and read-only root of a security context, hostname, hostAliases,
 // dnsPolicy, dnsConfig, restartPolicy for the entrypoint, imagePullPolicy and imagePullSecrets.
 //
@@ -44,17 +45,21 @@ func CheckRunnable(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) 
 	for i := 1; i < len(spec.Containers); i++ {
 		errs = append(errs, field.Forbidden(at.Child("containers").Index(i), "a sandbox on one machine has exactly one container"))
 	}
-	if len(spec.InitContainers) > 0 {
-		errs = append(errs, unsupported(at.Child("initContainers"), "put the work into the image or the entrypoint"))
-	}
+	errs = append(errs, checkInit(spec, at.Child("initContainers"))...)
 	if len(spec.EphemeralContainers) > 0 {
 		errs = append(errs, unsupported(at.Child("ephemeralContainers"), "run commands in the sandbox instead"))
 	}
 	errs = append(errs, checkHost(spec, at)...)
 	errs = append(errs, checkPod(spec, at)...)
-	errs = append(errs, checkVolumes(spec.Volumes, at.Child("volumes"))...)
+	errs = append(errs, checkVolumes(spec, at.Child("volumes"))...)
 	if len(spec.Containers) == 0 {
 		return append(errs, field.Required(at.Child("containers"), "name one container"))
+	}
+	for i, m := range spec.Containers[0].VolumeMounts {
+		if _, shared := ClaimOf(spec, m.Name); shared && m.SubPath != "" {
+			// Its path could be replaced by a link while it is resolved.
+			errs = append(errs, unsupported(at.Child("containers").Index(0).Child("volumeMounts").Index(i).Child("subPath"), "mount all of a volume that other sandboxes write"))
+		}
 	}
 	return append(errs, checkContainer(&spec.Containers[0], at.Child("containers").Index(0))...)
 }
@@ -178,12 +183,7 @@ func checkContainer(c *corev1.Container, at *field.Path) (errs field.ErrorList) 
 	if c.Image == "" {
 		errs = append(errs, field.Required(at.Child("image"), "name the image to run"))
 	}
-	if len(c.EnvFrom) > 0 {
-		errs = append(errs, unsupported(at.Child("envFrom"), "write the variables into env"))
-	}
-	for i, e := range c.Env {
-		errs = append(errs, checkEnv(e, at.Child("env").Index(i))...)
-	}
+	errs = append(errs, podsource.CheckEnv(c, at)...)
 	if c.WorkingDir != "" && !path.IsAbs(c.WorkingDir) {
 		errs = append(errs, field.Invalid(at.Child("workingDir"), c.WorkingDir, "must be an absolute path"))
 	}
@@ -211,29 +211,6 @@ func checkContainer(c *corev1.Container, at *field.Path) (errs field.ErrorList) 
 	errs = append(errs, checkSecurity(c.SecurityContext, at.Child("securityContext"))...)
 	slices.SortStableFunc(errs, func(a, b *field.Error) int { return strings.Compare(a.Field, b.Field) })
 	return errs
-}
-
-// references are the fields that env may refer to.
-var references = []string{"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "status.podIP"}
-
-func checkEnv(e corev1.EnvVar, at *field.Path) (errs field.ErrorList) {
-	if e.Name == "" || strings.ContainsAny(e.Name, "=\x00") {
-		errs = append(errs, field.Invalid(at.Child("name"), e.Name, "must be the name of a variable"))
-	}
-	if strings.ContainsRune(e.Value, 0) {
-		errs = append(errs, field.Invalid(at.Child("value"), e.Value, "must not contain a zero byte"))
-	}
-	if e.ValueFrom == nil {
-		return errs
-	}
-	from := at.Child("valueFrom")
-	if ref := e.ValueFrom.FieldRef; ref != nil {
-		if !slices.Contains(references, ref.FieldPath) {
-			errs = append(errs, field.NotSupported(from.Child("fieldRef", "fieldPath"), ref.FieldPath, references))
-		}
-		return errs
-	}
-	return append(errs, unsupported(from, "write the value, or refer to a field with fieldRef"))
 }
 
 func checkResources(r corev1.ResourceRequirements, at *field.Path) (errs field.ErrorList) {
@@ -283,14 +260,26 @@ func checkMount(m corev1.VolumeMount, at *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-func checkVolumes(volumes []corev1.Volume, at *field.Path) (errs field.ErrorList) {
-	for i, v := range volumes {
+func checkVolumes(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
+	main := ""
+	if len(spec.Containers) > 0 {
+		main = spec.Containers[0].Name
+	}
+	for i, v := range spec.Volumes {
 		where := at.Index(i)
+		projected := podsource.Projected(&v)
 		switch {
+		case projected != nil:
+			errs = append(errs, podsource.CheckVolume(&v, projected, main, where)...)
 		case v.HostPath != nil:
 			errs = append(errs, field.Forbidden(where.Child("hostPath"), "a sandbox never sees the machine's files"))
+		case v.PersistentVolumeClaim != nil:
+			at := where.Child("persistentVolumeClaim", "claimName")
+			for _, problem := range validation.IsDNS1123Label(v.PersistentVolumeClaim.ClaimName) {
+				errs = append(errs, field.Invalid(at, v.PersistentVolumeClaim.ClaimName, problem))
+			}
 		case v.EmptyDir == nil:
-			errs = append(errs, unsupported(where, "use emptyDir, or volumeClaimTemplates for what must last"))
+			errs = append(errs, unsupported(where, "use emptyDir, configMap, secret, projected or downwardAPI, volumeClaimTemplates for what must last, or persistentVolumeClaim with the name of a Volume"))
 		case v.EmptyDir.Medium != corev1.StorageMediumDefault && v.EmptyDir.Medium != corev1.StorageMediumMemory:
 			errs = append(errs, field.NotSupported(where.Child("emptyDir", "medium"), v.EmptyDir.Medium, []corev1.StorageMedium{"", corev1.StorageMediumMemory}))
 		case v.EmptyDir.SizeLimit != nil && v.EmptyDir.Medium != corev1.StorageMediumMemory:

@@ -71,9 +71,23 @@ func TestCheckRunnableRefusesByName(t *testing.T) {
 	size := resource.MustParse("1Gi")
 	bidirectional := corev1.MountPropagationBidirectional
 	for at, change := range map[string]func(*corev1.PodSpec, *corev1.Container){
-		"containers":               func(p *corev1.PodSpec, _ *corev1.Container) { p.Containers = nil },
-		"containers[1]":            func(p *corev1.PodSpec, _ *corev1.Container) { p.Containers = append(p.Containers, corev1.Container{}) },
-		"initContainers":           func(p *corev1.PodSpec, _ *corev1.Container) { p.InitContainers = []corev1.Container{{}} },
+		"containers":    func(p *corev1.PodSpec, _ *corev1.Container) { p.Containers = nil },
+		"containers[1]": func(p *corev1.PodSpec, _ *corev1.Container) { p.Containers = append(p.Containers, corev1.Container{}) },
+		"initContainers[0].name": func(p *corev1.PodSpec, _ *corev1.Container) {
+			p.InitContainers = []corev1.Container{{Name: "main", Image: "img"}}
+		},
+		"initContainers": func(p *corev1.PodSpec, _ *corev1.Container) { p.InitContainers = make([]corev1.Container, 21) },
+		"initContainers[0].readinessProbe": func(p *corev1.PodSpec, _ *corev1.Container) {
+			p.InitContainers = []corev1.Container{{Name: "a", Image: "img", ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}}}}
+		},
+		"initContainers[0].restartPolicy": func(p *corev1.PodSpec, _ *corev1.Container) {
+			always := corev1.ContainerRestartPolicyAlways
+			p.InitContainers = []corev1.Container{{Name: "a", Image: "img", RestartPolicy: &always}}
+		},
+		"initContainers[0].resources.limits[memory]": func(p *corev1.PodSpec, c *corev1.Container) {
+			c.Resources.Limits = corev1.ResourceList{"memory": resource.MustParse("128Mi")}
+			p.InitContainers = []corev1.Container{{Name: "a", Image: "img", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"memory": size}}}}
+		},
 		"ephemeralContainers":      func(p *corev1.PodSpec, _ *corev1.Container) { p.EphemeralContainers = []corev1.EphemeralContainer{{}} },
 		"hostNetwork":              func(p *corev1.PodSpec, _ *corev1.Container) { p.HostNetwork = true },
 		"hostPID":                  func(p *corev1.PodSpec, _ *corev1.Container) { p.HostPID = true },
@@ -101,7 +115,7 @@ func TestCheckRunnableRefusesByName(t *testing.T) {
 		"volumes[0].hostPath": func(p *corev1.PodSpec, _ *corev1.Container) {
 			p.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{}}}}
 		},
-		"volumes[0]": func(p *corev1.PodSpec, _ *corev1.Container) {
+		"volumes[0].configMap.name": func(p *corev1.PodSpec, _ *corev1.Container) {
 			p.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}}}
 		},
 		"volumes[0].name": func(p *corev1.PodSpec, _ *corev1.Container) {
@@ -114,7 +128,7 @@ func TestCheckRunnableRefusesByName(t *testing.T) {
 			p.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}}}}
 		},
 		"containers[0].image":             func(_ *corev1.PodSpec, c *corev1.Container) { c.Image = "" },
-		"containers[0].envFrom":           func(_ *corev1.PodSpec, c *corev1.Container) { c.EnvFrom = []corev1.EnvFromSource{{}} },
+		"containers[0].envFrom[0]":        func(_ *corev1.PodSpec, c *corev1.Container) { c.EnvFrom = []corev1.EnvFromSource{{}} },
 		"containers[0].env[0].name":       func(_ *corev1.PodSpec, c *corev1.Container) { c.Env = []corev1.EnvVar{{Name: "A=B"}} },
 		"containers[0].env[0].value":      func(_ *corev1.PodSpec, c *corev1.Container) { c.Env = []corev1.EnvVar{{Name: "A", Value: "\x00"}} },
 		"containers[0].workingDir":        func(_ *corev1.PodSpec, c *corev1.Container) { c.WorkingDir = "rel" },
@@ -125,8 +139,8 @@ func TestCheckRunnableRefusesByName(t *testing.T) {
 			c.LivenessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{}}}
 		},
 		"containers[0].startupProbe": func(_ *corev1.PodSpec, c *corev1.Container) { c.StartupProbe = &corev1.Probe{} },
-		"containers[0].env[0].valueFrom": func(_ *corev1.PodSpec, c *corev1.Container) {
-			c.Env = []corev1.EnvVar{{Name: "A", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{}}}}
+		"containers[0].env[0].valueFrom.secretKeyRef.name": func(_ *corev1.PodSpec, c *corev1.Container) {
+			c.Env = []corev1.EnvVar{{Name: "A", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{Key: "k"}}}}
 		},
 		"containers[0].env[0].valueFrom.fieldRef.fieldPath": func(_ *corev1.PodSpec, c *corev1.Container) {
 			c.Env = []corev1.EnvVar{{Name: "A", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.x"}}}}

@@ -63,9 +63,9 @@ func (c *Client) Prune(ctx context.Context, req PruneRequest) ([]Image, error) {
 	return post[[]Image](ctx, c, PathPrune, req)
 }
 
-// BuildBase builds the base image.
-func (c *Client) BuildBase(ctx context.Context, req BuildBaseRequest, progress func(Event)) (Result, error) {
-	return c.stream(ctx, PathBuildBase, req, progress)
+// BuildImage builds an image.
+func (c *Client) BuildImage(ctx context.Context, req BuildImageRequest, progress func(Event)) (Result, error) {
+	return c.stream(ctx, PathBuildImage, req, progress)
 }
 
 // Pull pulls an image from its registry.

@@ -8,14 +8,14 @@ import (
 
 // Routes of the administration. Changes stream Events.
 const (
-	PathStatus    = "/v1/status"
-	PathDoctor    = "/v1/doctor"
-	PathShutdown  = "/v1/shutdown"
-	PathImages    = "/v1/images"
-	PathBuildBase = "/v1/images/build-base"
-	PathPull      = "/v1/images/pull"
-	PathImport    = "/v1/images/import"
-	PathPrune     = "/v1/images/prune"
+	PathStatus     = "/v1/status"
+	PathDoctor     = "/v1/doctor"
+	PathShutdown   = "/v1/shutdown"
+	PathImages     = "/v1/images"
+	PathBuildImage = "/v1/images/build"
+	PathPull       = "/v1/images/pull"
+	PathImport     = "/v1/images/import"
+	PathPrune      = "/v1/images/prune"
 )
 
 // Status is the state of a server.
@@ -83,6 +83,7 @@ type Phase struct {
 type Addresses struct {
 	HTTP string `json:"http"`          // host:port
 	TLS  string `json:"tls,omitempty"` // host:port; empty: not served
+	SSH  string `json:"ssh,omitempty"` // host:port; empty: not served
 	Kube string `json:"kube"`          // host:port; of a replica the URL of the API server
 	// Domain is the value for E2B's clients: with the port, if they need it.
 	Domain string `json:"domain"`
@@ -169,8 +170,16 @@ type Error struct {
 // Error returns the text.
 func (e *Error) Error() string { return e.Text }
 
-// BuildBaseRequest requests a build of the base image.
-type BuildBaseRequest struct {
+// Images that a server makes itself.
+const (
+	ImageBase        = "base"
+	ImageInterpreter = "code-interpreter"
+)
+
+// BuildImageRequest requests a build of an image.
+type BuildImageRequest struct {
+	// Image is ImageBase or ImageInterpreter; empty is ImageBase.
+	Image string `json:"image,omitempty"`
 	// Force rebuilds an existing one.
 	Force bool `json:"force,omitempty"`
 }

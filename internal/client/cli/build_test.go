@@ -181,6 +181,48 @@ func TestBuild(t *testing.T) {
 	}
 }
 
+// TestBuildStages sends stages, mounts and secrets, and no secret by any other way.
+func TestBuildStages(t *testing.T) {
+	s, b, dir := newBuilds(t, map[string]string{"app.py": "print(1)\n", "token": "s3cr3t"})
+	t.Setenv("KEY", "of the environment")
+	file := "FROM a AS one\nRUN x\nFROM b\nRUN --mount=type=secret,id=t,required --mount=source=app.py,target=/m y\nCOPY --from=one /x /y\n"
+	args := []string{"build", "-t", "web", "-f", "-", "--secret", "id=t,src=" + filepath.Join(dir, "token"), "--secret", "id=KEY", "--secret", "type=env,id=k,env=KEY", dir}
+	got := s.run(file, args...)
+	got.want(t, 0, "t1\n", "[4/6] COPY --from=one /x /y\n")
+	start := b.started
+	if len(start.Stages) != 1 || start.Stages[0].Name != "one" || start.Stages[0].FromImage != "a" || len(start.Stages[0].Steps) != 3 || start.Steps[3].From.Stage != "one" {
+		t.Errorf("started %+v", start)
+	}
+	if mounts := start.Steps[2].Mounts; len(mounts) != 2 || b.uploaded(t, mounts[1].FilesHash) != "app.py" || len(b.uploads) != 1 {
+		t.Errorf("mounts %+v, uploaded %d", mounts, len(b.uploads))
+	}
+	if text := fmt.Sprintf("%s", start.Secrets); text != "map[KEY:of the environment k:of the environment t:s3cr3t]" {
+		t.Errorf("secrets %s", text)
+	}
+	if strings.Contains(got.stdout+got.stderr, "s3cr3t") {
+		t.Errorf("a secret is printed: %+v", got)
+	}
+	b.reason = &restclient.BuildReason{Step: "one/3", Message: "failed to run command '" + start.Stages[0].Steps[2].Args[0] + "': command failed: exit status 3"}
+	s.run(file, args...).want(t, 1, "", "barchan: Dockerfile:2: step one 3 of 3, RUN x: command failed: exit status 3\n")
+	b.reason = &restclient.BuildReason{Step: "one/base", Message: "no such image"}
+	s.run(file, args...).want(t, 1, "", "barchan: Dockerfile:1: FROM a: no such image\n")
+
+	b.started = nil
+	for secret, want := range map[string]string{
+		"t":                  `--secret: "t" is none of id, src and env`,
+		"src=x":              `--secret: "src=x" is not id=ID,src=FILE or id=ID,env=NAME`,
+		"id=a,src=b,env=c":   `is not id=ID,src=FILE or id=ID,env=NAME`,
+		"id=a,env=NONE_HERE": `--secret: id "a": the environment has no variable NONE_HERE`,
+		"id=a,src=/none":     `--secret: open /none: no such file or directory`,
+	} {
+		s.run(file, "build", "-t", "web", "-f", "-", "--secret", secret, dir).want(t, 2, "", want)
+	}
+	s.run(file, "build", "-t", "web", "-f", "-", dir).want(t, 1, "", `barchan: Dockerfile:4: RUN: --mount=type=secret: it requires secret "t"; give it by --secret id=t,src=FILE`)
+	if b.started != nil {
+		t.Error("a build is started without its secret")
+	}
+}
+
 // TestBuildAgain takes kept results and files, from a server that is being restarted.
 func TestBuildAgain(t *testing.T) {
 	s, b, dir := newBuilds(t, webFiles)
@@ -258,8 +300,8 @@ func TestBuildFails(t *testing.T) {
 	s.run("", args...).want(t, 1, "", "barchan: "+dir+"/Dockerfile: start of python /app/app.py: it ended\n")
 
 	b.started = nil
-	s.run("FROM x\nCOPY --from=a b c\nCOPY none /\n", "build", "-t", "web", "-f", "-", dir).
-		want(t, 1, "", "barchan: Dockerfile:2: COPY --from is not supported yet\nDockerfile:3: COPY: the context has no \"none\"\n")
+	s.run("FROM x\nCOPY --from=1 b c\nCOPY none /\n", "build", "-t", "web", "-f", "-", dir).
+		want(t, 1, "", "barchan: Dockerfile:2: COPY --from=1: there is no such stage\nDockerfile:3: COPY: the context has no \"none\"\n")
 	s.run("", "build", "-t", "Bad", "--build-arg", "V=3", dir).want(t, 1, "", "barchan: name: is bad\n")
 	s.run("", "build", dir).want(t, 2, "", "barchan: -t is missing: the name of the template\nusage: barchan build [DIR] [flags]\n")
 	s.run("", "build", "-t", "x", "--memory", "512m", dir).want(t, 2, "", `--memory: "512m" is not a size of at least 1Mi, such as 512Mi`)

@@ -24,6 +24,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/cli/ports"
 	"github.com/barchan-dev/barchan/internal/client/cli/resources"
 	"github.com/barchan-dev/barchan/internal/client/cli/sandboxes"
+	"github.com/barchan-dev/barchan/internal/client/cli/ssh"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 	"github.com/barchan-dev/barchan/internal/config"
 )
@@ -31,6 +32,9 @@ import (
 // Run runs one command and returns the exit code. Results go to stdout, messages to stderr. When ctx
 // ends the command cleans up and returns.
 func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, deps app.Deps) int {
+	if ssh.AskPass(args, os.LookupEnv, stdout) {
+		return app.CodeOK
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	a := &app.App{
@@ -109,7 +113,8 @@ func root(a *app.App) *cobra.Command {
 		admin.UpCommand(a), admin.DownCommand(a), admin.StatusCommand(a), admin.EnvCommand(a),
 		sandboxes.RunCommand(a), sandboxes.ExecCommand(a), sandboxes.LsCommand(a), sandboxes.ShowCommand(a), sandboxes.LogsCommand(a), files.CpCommand(a),
 		sandboxes.KillCommand(a), sandboxes.PauseCommand(a), sandboxes.ResumeCommand(a), artifact.SnapshotCommand(a), sandboxes.ForkCommand(a), ports.PortCommand(a), ports.ListCommand(a),
-		build.Command(a), resources.KeyCommand(a), resources.ApplyCommand(a), resources.TemplateCommand(a), resources.PoolCommand(a), artifact.CheckpointCommand(a), artifact.ImageCommand(a), mcp.Command(a),
+		ssh.Command(a), ssh.ConfigCommand(a), ssh.KeyCommand(a), ssh.ProxyCommand(a),
+		build.Command(a), resources.KeyCommand(a), resources.ApplyCommand(a), resources.TemplateCommand(a), resources.PoolCommand(a), artifact.CheckpointCommand(a), artifact.ImageCommand(a), artifact.VolumeCommand(a), mcp.Command(a),
 		admin.NetCommand(a), admin.PeersCommand(a), admin.DoctorCommand(a), admin.ConfigCommand(a), cluster.Command(a), versionCommand(a),
 	)
 	app.CheckArguments(root)

@@ -36,7 +36,7 @@ func TestStatusAndEnv(t *testing.T) {
 	}
 	url := "http://" + s.status.Addresses.HTTP
 	s.run("", "env").want(t, 0, "export E2B_API_KEY='"+testKey+"'\n", "")
-	s.run("", "env").want(t, 0, "export E2B_API_URL='"+url+"'\nexport E2B_SANDBOX_URL='"+url+"'\nexport E2B_DOMAIN='barchan.localhost:7743'\n", "")
+	s.run("", "env").want(t, 0, "export E2B_API_URL='"+url+"'\nexport E2B_SANDBOX_URL='"+url+"'\nexport E2B_VOLUME_API_URL='"+url+"'\nexport E2B_DOMAIN='barchan.localhost:7743'\n", "")
 	s.run("", "env", "--shell", "fish").want(t, 0, "set -gx KUBECONFIG '"+s.dir+"/kubeconfig';\n", "")
 	tls := s.run("", "env", "--tls")
 	tls.want(t, 0, "export NODE_EXTRA_CA_CERTS='/data/ca.pem'\n# ", "")

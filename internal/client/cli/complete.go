@@ -92,7 +92,7 @@ func offer(cmd *cobra.Command, find choices, given []string, word string) ([]str
 // argumentChoices are keyed by the words of usage lines.
 func (a completer) argumentChoices() map[string]choices {
 	return map[string]choices{
-		"SANDBOX": a.sandboxChoices, "SNAPSHOT": a.snapshotChoices, "IMAGE": a.imageChoices,
+		"SANDBOX": a.sandboxChoices, "SNAPSHOT": a.snapshotChoices, "VOLUME": a.volumeChoices, "IMAGE": a.imageChoices,
 		"TEMPLATE": a.objectChoices(app.TemplateKind()), "POOL": a.objectChoices(app.PoolKind()), "KEY": a.objectChoices(app.KeyKind()),
 	}
 }
@@ -145,6 +145,20 @@ func (a completer) snapshotChoices(ctx context.Context, _ *cobra.Command) ([]str
 		}
 		seen[name] = true
 		out = append(out, s.SnapshotID+"\tof "+s.SandboxID)
+	}
+	return out, err
+}
+
+// volumeChoices are the volumes of the key.
+func (a completer) volumeChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
+	t, err := a.Server(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list, err := t.REST.Volumes(ctx)
+	var out []string
+	for _, v := range list {
+		out = append(out, v.Name+"\t"+v.VolumeID)
 	}
 	return out, err
 }

@@ -76,7 +76,7 @@ func scriptServer(ctx context.Context, cfg config.Config, log io.Writer) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	s := &scripted{cfg: cfg, stop: stop}
-	api, err := adminapi.New(adminapi.Config{Socket: cfg.AdminSocket(), Server: s, Images: imageList{}, Base: imageList{}, Log: telemetry.Discard()})
+	api, err := adminapi.New(adminapi.Config{Socket: cfg.AdminSocket(), Server: s, Images: imageList{}, Build: imageList{}, Log: telemetry.Discard()})
 	if err != nil {
 		return err
 	}

@@ -148,7 +148,7 @@ func newServer(t *testing.T, agent *url.URL) *server {
 	}
 	cfg := config.Config{RunDir: filepath.Join(s.dir, "run")}
 	api, err := adminapi.New(adminapi.Config{
-		Socket: cfg.AdminSocket(), Server: s, Images: imageList{s}, Base: imageList{s}, Audit: s.audit,
+		Socket: cfg.AdminSocket(), Server: s, Images: imageList{s}, Build: imageList{s}, Audit: s.audit,
 		Addresses: network{s}, Egress: network{s}, Peers: gossip{s}, Checkpoints: &s.travel, Log: telemetry.Discard(),
 	})
 	if err != nil {
@@ -415,7 +415,7 @@ func (l imageList) Remove(_ context.Context, ref string, _ bool) error {
 	return nil
 }
 
-func (l imageList) BuildBase(context.Context, adminclient.BuildBaseRequest, func(adminclient.Event)) (adminclient.Image, error) {
+func (l imageList) BuildImage(context.Context, adminclient.BuildImageRequest, func(adminclient.Event)) (adminclient.Image, error) {
 	return l.add(adminclient.Image{Ref: "base:latest"}), nil
 }
 

@@ -61,8 +61,8 @@ func TestRender(t *testing.T) {
 		"tokenSecret": "mine", "imagePullSecrets": []any{Values{"name": "pull"}},
 	})
 	for i, u := range list {
-		if (u.GetKind() == kindCRD) != (i < 8) {
-			t.Errorf("object %d is a %s, want the eight definitions first", i, u.GetKind())
+		if (u.GetKind() == kindCRD) != (i < 9) {
+			t.Errorf("object %d is a %s, want the nine definitions first", i, u.GetKind())
 		}
 		if ns := u.GetNamespace(); ns != "" && ns != "sandboxes" {
 			t.Errorf("%s %s is in namespace %s", u.GetKind(), u.GetName(), ns)

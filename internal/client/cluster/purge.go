@@ -28,7 +28,7 @@ import (
 var purged = []schema.GroupVersionResource{
 	extensions.GroupVersion.WithResource("sandboxclaims"), extensions.GroupVersion.WithResource("sandboxwarmpools"),
 	agents.GroupVersion.WithResource("sandboxes"), extensions.GroupVersion.WithResource("sandboxtemplates"),
-	barchan.GroupVersion.WithResource("checkpoints"), barchan.GroupVersion.WithResource("templaterevisions"), barchan.GroupVersion.WithResource("templatebuilds"), barchan.GroupVersion.WithResource("apikeys"),
+	barchan.GroupVersion.WithResource("checkpoints"), barchan.GroupVersion.WithResource("templaterevisions"), barchan.GroupVersion.WithResource("templatebuilds"), barchan.GroupVersion.WithResource("volumes"), barchan.GroupVersion.WithResource("apikeys"),
 }
 
 // PurgeOptions configures Purge.

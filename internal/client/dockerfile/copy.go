@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"path"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/patternmatcher"
+
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 )
 
 // copying is a COPY or ADD.
@@ -16,53 +18,39 @@ type copying struct {
 	instructions.SourcesAndDest
 	verb         string
 	chown, chmod string
-	// check refuses a file; nil: none.
-	check func(file string) error
+	parents      bool
+	exclude      []string
 }
 
 func (t *translator) copy(c command, i *instructions.CopyCommand) {
-	switch {
-	case i.From != "":
-		t.fault(c.line, "COPY --from is not supported yet")
-	case i.Parents:
-		t.fault(c.line, "COPY --parents is not supported yet")
-	case len(i.ExcludePatterns) > 0:
-		t.fault(c.line, "COPY --exclude is not supported yet; .dockerignore excludes files")
-	default:
-		t.copyFiles(c, &copying{SourcesAndDest: i.SourcesAndDest, verb: "COPY", chown: i.Chown, chmod: i.Chmod})
+	what := &copying{SourcesAndDest: i.SourcesAndDest, verb: "COPY", chown: i.Chown, chmod: i.Chmod, parents: i.Parents, exclude: i.ExcludePatterns}
+	if i.From != "" {
+		t.copyStage(c, what, i.From)
+		return
 	}
-}
-
-// remote matches what ADD would fetch.
-var remote = regexp.MustCompile(`^([a-zA-Z][a-zA-Z0-9+.-]*://|git@)`)
-
-func (t *translator) addFiles(c command, i *instructions.AddCommand) {
-	switch {
-	case slices.ContainsFunc(i.SourcePaths, remote.MatchString):
-		t.fault(c.line, "ADD of URLs is not supported yet; use RUN curl -o")
-	case i.Checksum != "" || i.KeepGitDir != nil || i.Unpack != nil:
-		t.fault(c.line, "ADD --checksum, --keep-git-dir and --unpack are not supported yet")
-	case len(i.ExcludePatterns) > 0:
-		t.fault(c.line, "ADD --exclude is not supported yet; .dockerignore excludes files")
-	default:
-		t.copyFiles(c, &copying{SourcesAndDest: i.SourcesAndDest, verb: "ADD", chown: i.Chown, chmod: i.Chmod, check: t.files.refuseArchive})
-	}
+	t.copyFiles(c, what)
 }
 
 // octal is a mode that all servers know.
 var octal = regexp.MustCompile(`^0?[0-7]{3,4}$`)
 
-func (t *translator) copyFiles(c command, what *copying) {
-	if what.DestPath == "" {
+// fits refuses a copy that has no place or no mode.
+func (t *translator) fits(c command, what *copying) bool {
+	switch {
+	case what.DestPath == "":
 		t.fault(c.line, "%s has no destination", what.verb)
-		return
-	}
-	if len(what.SourcePaths)+len(what.SourceContents) > 1 && !strings.HasSuffix(what.DestPath, "/") {
+	case len(what.SourcePaths)+len(what.SourceContents) > 1 && !strings.HasSuffix(what.DestPath, "/"):
 		t.fault(c.line, "%s of several sources needs a directory as its destination: add a / to %q", what.verb, what.DestPath)
-		return
-	}
-	if what.chmod != "" && !octal.MatchString(what.chmod) {
+	case what.chmod != "" && !octal.MatchString(what.chmod):
 		t.fault(c.line, "%s --chmod=%s is not supported yet; use an octal mode such as 0755", what.verb, what.chmod)
+	default:
+		return true
+	}
+	return false
+}
+
+func (t *translator) copyFiles(c command, what *copying) {
+	if !t.fits(c, what) {
 		return
 	}
 	files, err := t.gather(what)
@@ -74,6 +62,41 @@ func (t *translator) copyFiles(c command, what *copying) {
 	default:
 		t.add(Step{Type: StepCopy, Args: []string{files.source, files.dest, owner(what.chown), mode(what.chmod)}, Files: files, Line: c.line, Text: c.text})
 	}
+}
+
+// copyStage copies files of a stage or an image. Without --chown they keep their owners.
+func (t *translator) copyStage(c command, what *copying, from string) {
+	switch {
+	case !t.fits(c, what):
+		return
+	case len(what.SourceContents) > 0:
+		t.fault(c.line, "COPY --from=%s: an inline file is of no stage", from)
+		return
+	}
+	stage, err := t.stageNamed(from)
+	if err != nil {
+		t.fault(c.line, "COPY --from=%s: %v", from, err)
+		return
+	}
+	for i, source := range what.SourcePaths {
+		what.SourcePaths[i] = "/" + strings.TrimLeft(source, "/")
+	}
+	args := []string{what.SourcePaths[0], t.destination(what), "", mode(what.chmod)}
+	if what.chown != "" {
+		args[2] = owner(what.chown)
+	}
+	t.add(Step{Type: StepCopy, Args: args, Line: c.line, Text: c.text, From: &barchan.StageFiles{
+		Stage: stage, Paths: what.SourcePaths[1:], Exclude: what.exclude, Parents: what.parents,
+	}})
+}
+
+// destination returns the absolute path, with a / at its end if it is a directory.
+func (t *translator) destination(what *copying) string {
+	dest := t.absolute(what.DestPath)
+	if last := path.Base(what.DestPath); strings.HasSuffix(what.DestPath, "/") || last == "." || last == ".." {
+		dest = strings.TrimSuffix(dest, "/") + "/"
+	}
+	return dest
 }
 
 // mode returns an octal mode of four digits, as E2B's SDKs send it.
@@ -101,27 +124,24 @@ func owner(text string) string {
 }
 
 // gather finds the files of a COPY; nil: wildcards alone, which match none. A single source is packed by its path in the
-// context. Several are packed as they will be in the destination: files by their names, and directories by their content.
+// context. Several are packed as they will be in the destination: files by their names, and directories by their content; with
+// --parents by their paths.
 func (t *translator) gather(what *copying) (*Files, error) {
-	var found []string
-	for _, source := range what.SourcePaths {
-		more, err := t.files.match(source)
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, more...)
+	found, err := t.matches(what)
+	if err != nil {
+		return nil, err
 	}
-	f := &Files{root: t.opt.Context, dest: t.absolute(what.DestPath)}
-	if last := path.Base(what.DestPath); strings.HasSuffix(what.DestPath, "/") || last == "." || last == ".." {
-		f.dest = strings.TrimSuffix(f.dest, "/") + "/"
+	f := &Files{root: t.opt.Context, dest: t.destination(what)}
+	p := packing{tree: t.files, entries: map[string]entry{}}
+	if p.exclude, err = patternmatcher.New(what.exclude); err != nil {
+		return nil, fmt.Errorf("--exclude: %w", err)
 	}
-	p := packing{tree: t.files, check: what.check, entries: map[string]entry{}}
 	switch inline := what.SourceContents; {
 	case len(found)+len(inline) == 0:
 		return nil, nil
-	case len(found) == 1 && len(inline) == 0:
-		f.source = found[0]
-		if err := p.pack(found[0], found[0]); err != nil {
+	case len(found) == 1 && len(inline) == 0 && !what.parents:
+		f.source = found[0].file
+		if err := p.pack(found[0].file, found[0].file); err != nil {
 			return nil, err
 		}
 	case len(found) == 0 && len(inline) == 1:
@@ -130,8 +150,13 @@ func (t *translator) gather(what *copying) (*Files, error) {
 	default:
 		f.source = "."
 		f.dest = strings.TrimSuffix(f.dest, "/") + "/"
-		for _, file := range found {
-			if err := p.flatten(file); err != nil {
+		for _, m := range found {
+			if what.parents {
+				err = p.withParents(m)
+			} else {
+				err = p.flatten(m.file)
+			}
+			if err != nil {
 				return nil, err
 			}
 		}
@@ -141,6 +166,55 @@ func (t *translator) gather(what *copying) (*Files, error) {
 	}
 	f.entries = p.sorted()
 	return f, nil
+}
+
+// matched is a file that a source names. Its parents from that part of its path on are kept by --parents.
+type matched struct{ file, from string }
+
+func (t *translator) matches(what *copying) (found []matched, err error) {
+	for _, source := range what.SourcePaths {
+		above, _, pivot := strings.Cut(strings.TrimLeft(source, "/"), "/./")
+		if above = path.Clean(above); !pivot {
+			above = "."
+		}
+		files, err := t.files.match(source)
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			from := file
+			if above != "." {
+				from = strings.TrimPrefix(strings.TrimPrefix(file, above), "/")
+			}
+			found = append(found, matched{file, from})
+		}
+	}
+	return found, nil
+}
+
+// withParents packs a source by its path, with the directories above it.
+func (p *packing) withParents(m matched) error {
+	above := strings.TrimSuffix(strings.TrimSuffix(m.file, m.from), "/")
+	for i, c := range m.from {
+		if c != '/' {
+			continue
+		}
+		target, err := p.resolve(path.Join(above, m.from[:i]))
+		if err != nil {
+			return err
+		}
+		info, err := p.root.Lstat(target)
+		if err != nil {
+			return err
+		}
+		if err := p.one(target, m.from[:i], info); err != nil {
+			return err
+		}
+	}
+	if m.from == "" {
+		m.from = "."
+	}
+	return p.pack(m.file, m.from)
 }
 
 // flatten packs a source as one of several.

@@ -51,7 +51,8 @@ func (p *Plan) lines() []string {
 }
 
 var inTheContext = map[string]string{
-	"app.py": "app", "b.py": "b", "src/main.go": "main", "src/lib/x.go": "x", "a b": "space",
+	"real.tar": strings.Repeat("\x00", 257) + "ustar" + strings.Repeat("\x00", 250),
+	"app.py":   "app", "b.py": "b", "src/main.go": "main", "src/lib/x.go": "x", "a b": "space",
 	"link": "->src/main.go", "out": "->../../etc/passwd", "packed.tar.gz": "\x1f\x8b\x08", "abs": "->/etc/passwd",
 }
 
@@ -86,12 +87,22 @@ func TestParse(t *testing.T) {
 		"copy of none":      {file: "FROM x\nCOPY no* /a\n", want: "USER root|WORKDIR /" + end, notes: []string{"Dockerfile:2: COPY has no effect: no file matches no*"}},
 		"copy of all":       {file: "FROM x\nCOPY --chmod=0644 src /s\nCOPY src/. /s\n", want: begin + "COPY src /s root:root 0644|COPY src /s root:root ''" + end},
 		"copy of a text":    {file: "FROM x\nENV A=1\nCOPY <<E /etc/conf\na=$A\nE\n", want: begin + "ENV A 1|COPY E /etc/conf root:root ''" + end},
-		"commands":          {file: "FROM x\nENTRYPOINT [\"a\", \"b c\"]\nCMD [\"d\"]\nHEALTHCHECK --interval=5s CMD curl -f localhost || exit 1\n", want: "USER root|WORKDIR /" + end, start: "a 'b c' d", ready: "/bin/sh -c 'curl -f localhost || exit 1'"},
+		"commands":          {file: "FROM x\nENTRYPOINT [\"a\", \"b c\"]\nCMD [\"d\"]\nHEALTHCHECK CMD curl -f localhost || exit 1\n", want: "USER root|WORKDIR /" + end, start: "a 'b c' d", ready: "/bin/sh -c 'curl -f localhost || exit 1'"},
 		"entrypoint shell":  {file: "FROM x\nCMD [\"d\"]\nENTRYPOINT a b\n", want: "USER root|WORKDIR /" + end, start: "/bin/sh -c 'a b'"},
 		"no healthcheck":    {file: "FROM x\nHEALTHCHECK CMD [\"a\"]\nHEALTHCHECK NONE\nCMD x\n", want: "USER root|WORKDIR /" + end, start: "/bin/sh -c x"},
 		"stages":            {file: "FROM x AS a\nENV A=1\nCMD one\nFROM a AS b\nENV B=$A\nENTRYPOINT [\"e\"]\n", want: begin + "ENV A 1|ENV B 1" + end, start: "e"},
-		"target":            {file: "FROM x AS a\nENV A=1\nFROM a\nENV B=2\n", target: "A", want: begin + "ENV A 1" + end, notes: []string{"Dockerfile:3: this stage is left out: stage a is not FROM it"}},
-		"target by number":  {file: "FROM x\nENV A=1\nFROM y\nVOLUME /v\n", target: "0", want: begin + "ENV A 1" + end, notes: []string{"Dockerfile:3: this stage is left out: stage 0 is not FROM it"}},
+		"target":            {file: "FROM x AS a\nENV A=1\nFROM a\nENV B=2\n", target: "A", want: begin + "ENV A 1" + end, notes: []string{"Dockerfile:3: this stage is left out: stage a needs nothing of it"}},
+		"target by number":  {file: "FROM x\nENV A=1\nFROM y\nVOLUME /v\n", target: "0", want: begin + "ENV A 1" + end, notes: []string{"Dockerfile:3: this stage is left out: stage 0 needs nothing of it"}},
+		"healthcheck with times": {
+			file: "FROM x\nHEALTHCHECK --interval=5s --timeout=1500ms CMD [\"a\"]\n", want: "USER root|WORKDIR /" + end, ready: "if command -v timeout >/dev/null; then exec timeout -s KILL 2 a; fi; a",
+			notes: []string{"Dockerfile:2: HEALTHCHECK: only --timeout has an effect: a build repeats the command every second at most, for 10 minutes"},
+		},
+		"copy with exclude": {file: "FROM x\nCOPY --exclude=lib --exclude=*.md src /s/\n", want: begin + "COPY src /s/ root:root ''" + end},
+		"copy with parents": {file: "FROM x\nCOPY --parents src/./lib app.py /s/\n", want: begin + "COPY . /s/ root:root ''" + end},
+		"arg of one stage":  {file: "FROM x AS a\nARG A=1\nFROM a\nRUN env\n", want: begin + "RUN " + quote("/bin/sh -c env") + end},
+		"volume":            {file: "FROM x\nVOLUME /v\n", want: "USER root|WORKDIR /" + end, notes: []string{"Dockerfile:2: VOLUME has no effect: its files are a sandbox's like all others"}},
+		"add of a file":     {file: "FROM x\nADD packed.tar.gz app.py /d/\nADD --unpack=false real.tar /d/\n", want: begin + "COPY . /d/ root:root ''|COPY real.tar /d/ root:root ''" + end},
+		"add of an archive": {file: "FROM x\nWORKDIR /w\nADD real.tar app.py d/\n", want: begin + "WORKDIR /w|COPY app.py /w/d/ root:root ''|RUN " + quote("mkdir -p /w/d && tar -xf /run/barchan/0/real.tar -C /w/d", "root") + "|USER user"},
 		"no effect": {file: "FROM x\nLABEL a=b\nEXPOSE 80\nMAINTAINER me\nSTOPSIGNAL 9\n", want: "USER root|WORKDIR /" + end, notes: []string{
 			"Dockerfile:2: LABEL has no effect", "Dockerfile:3: EXPOSE has no effect", "Dockerfile:4: MAINTAINER has no effect", "Dockerfile:5: STOPSIGNAL has no effect",
 		}},
@@ -129,19 +140,27 @@ func TestRefusals(t *testing.T) {
 		"no from":         {"ARG A\n", "Dockerfile: has no FROM"},
 		"before from":     {"RUN a\nFROM x\n", "Dockerfile:1: RUN is before the first FROM"},
 		"unknown":         {"FROM x\n\nFOO\n", "Dockerfile:3: unknown instruction: FOO (did you mean FROM?)"},
-		"scratch":         {"FROM scratch\n", "Dockerfile:1: FROM scratch is not supported yet; a template needs an image with a shell"},
+		"scratch":         {"FROM scratch\n", "Dockerfile:1: FROM scratch: commands and copies need a shell; start from an image that has one"},
 		"empty image":     {"ARG I\nFROM $I\n", "Dockerfile:2: FROM $I: the name is empty; give its arguments a value by --build-arg"},
-		"copy from":       {"FROM x\nCOPY --from=a b c\n", "Dockerfile:2: COPY --from is not supported yet"},
-		"several":         {"FROM x\nVOLUME /v\nONBUILD RUN a\nRUN --mount=type=cache,target=/c a\nRUN --network=none a\nADD https://e.example/x /\n", "Dockerfile:2: VOLUME is not supported yet\nDockerfile:3: ONBUILD is not supported yet\nDockerfile:4: RUN --mount is not supported yet\nDockerfile:5: RUN --network is not supported yet\nDockerfile:6: ADD of URLs is not supported yet; use RUN curl -o"},
-		"git":             {"FROM x\nADD git@h:a/b.git /\n", "Dockerfile:2: ADD of URLs is not supported yet; use RUN curl -o"},
-		"archive":         {"FROM x\nADD packed.tar.gz /\n", "Dockerfile:2: ADD: ADD of archives is not supported yet; use COPY, and RUN tar"},
+		"several":         {"FROM x\nONBUILD RUN a\nRUN --security=insecure a\nRUN --network=host a\nADD https://e.example/x /\n", "Dockerfile:2: ONBUILD is for images that others are built from, which a template is not; put the instruction into that Dockerfile\nDockerfile:3: RUN --security=insecure: no command leaves its sandbox\nDockerfile:4: RUN: --network=host: a sandbox has a network of its own; leave it out, or use none\nDockerfile:5: ADD of a URL needs --checksum=sha256:HEX, for its kept result would hide a change; or use RUN curl -o"},
+		"git":             {"FROM x\nADD git@h:a/b.git /\n", "Dockerfile:2: ADD of a git repository is not supported; use RUN git clone"},
+		"archive":         {"FROM x\nADD --chown=a real.tar /\n", "Dockerfile:2: ADD of an archive with --chown, --chmod or --exclude is not supported yet; add a RUN that changes the files"},
+		"later stage":     {"FROM x AS a\nCOPY --from=b /c /\nFROM y AS b\nFROM a\n", "Dockerfile:2: COPY --from=b: stage b is not before this one"},
+		"itself":          {"FROM x AS a\nCOPY --from=0 /c /\n", "Dockerfile:2: COPY --from=0: stage a is not before this one"},
+		"no stage":        {"FROM x\nCOPY --from=3 /c /\n", "Dockerfile:2: COPY --from=3: there is no such stage"},
+		"from scratch":    {"FROM x\nCOPY --from=scratch /c /\n", "Dockerfile:2: COPY --from=scratch: it has no files"},
+		"fault of a base": {"FROM x AS a\nCOPY none /c\nFROM a AS b\nFROM a\nCOPY --from=b /x /x\n", `Dockerfile:2: COPY: the context has no "none"`},
+		"mount's type":    {"FROM x\nRUN --mount=type=ssh a\n", "Dockerfile:2: RUN: --mount=type=ssh: it is not supported yet; use type=secret"},
+		"mount's target":  {"FROM x\nRUN --mount=type=cache a\n", "Dockerfile:2: RUN: --mount=type=cache: it needs a target below the root"},
+		"mount's key":     {"FROM x\nRUN --mount=type=cache,targt=/c a\n", "Dockerfile:2: RUN: unexpected key 'targt' in 'targt=/c' (did you mean target?)"},
+		"mounted file":    {"FROM x\nRUN --mount=type=bind,source=none,target=/n a\n", `Dockerfile:2: RUN: --mount=type=bind: the context has no "none"`},
+		"secret":          {"FROM x\nRUN --mount=type=secret,id=a,required a\n", `Dockerfile:2: RUN: --mount=type=secret: it requires secret "a"; give it by --secret id=a,src=FILE`},
 		"missing file":    {"FROM x\nCOPY app.py none /d/\n", `Dockerfile:2: COPY: the context has no "none"`},
 		"outside":         {"FROM x\nCOPY ../x /\n", `Dockerfile:2: COPY: "../x" is outside of the context`},
 		"outside by link": {"FROM x\nCOPY out /\n", `Dockerfile:2: COPY: "out" leads out of the context by a link`},
 		"absolute link":   {"FROM x\nCOPY abs /\n", `Dockerfile:2: COPY: "abs" leads out of the context by a link`},
 		"no directory":    {"FROM x\nCOPY app.py b.py /d\n", `Dockerfile:2: COPY of several sources needs a directory as its destination: add a / to "/d"`},
 		"mode":            {"FROM x\nCOPY --chmod=u+x app.py /d\n", "Dockerfile:2: COPY --chmod=u+x is not supported yet; use an octal mode such as 0755"},
-		"exclude":         {"FROM x\nCOPY --parents app.py /d\n", "Dockerfile:2: COPY --parents is not supported yet"},
 		"variable":        {"FROM x\nWORKDIR ${A:?is needed}\n", "Dockerfile:2: WORKDIR: expand ${A:?is needed}: A: is needed"},
 		"no user":         {"FROM x\nUSER $A\n", "Dockerfile:2: USER has no name"},
 		"heredoc":         {"FROM x\nRUN <<EOF\na\n", "Dockerfile:2: unterminated heredoc"},
@@ -160,6 +179,86 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestStages checks what a build takes files of: the stages and images that are needed, each once and after what it needs itself.
+func TestStages(t *testing.T) {
+	t.Parallel()
+	p, err := Parse([]byte(`ARG TAG=1
+FROM golang:$TAG AS Build_It
+COPY app.py .
+RUN --mount=type=cache,target=cache,id=c,sharing=locked,uid=7,mode=0700 --network=none make
+FROM x AS unused
+COPY --from=nowhere /a /b
+FROM alpine
+USER app
+FROM build_it AS test
+COPY --from=2 /etc/os-release /
+RUN test
+FROM debian
+COPY --from=test --chown=7 --chmod=755 /a /b* /c/
+COPY --from=Build_It --exclude=*.o --parents /x/./y /
+COPY --from=ghcr.io/astral-sh/uv:latest /uv /bin/
+RUN --mount=type=bind,from=2,source=lib,target=/lib2 --mount=type=bind,source=src,target=/w --mount=type=tmpfs,target=/t,size=1m \
+  --mount=type=secret,id=k,env=KEY --mount=type=secret,target=/root/netrc,gid=3 --mount=type=secret,id=r,target=/run/secrets/r,required use
+CMD x
+`), Options{Name: "Dockerfile", Context: open(t, inTheContext), Secrets: []string{"r"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, s := range p.Stages {
+		got = append(got, fmt.Sprintf("%s (%s) %s:%d", s.Name, s.Title, s.From.Image, s.From.Line))
+		got = append(got, (&Plan{Steps: s.Steps}).lines()...)
+	}
+	got = append(append(got, "own "+p.From.Image), p.lines()...)
+	want := []string{
+		"stage-2 (2) alpine:7",
+		"test (test) golang:1:2", "USER root", "WORKDIR /", "COPY app.py / root:root ''", "RUN '/bin/sh -c make'", "COPY /etc/os-release / '' ''", "RUN '/bin/sh -c test'",
+		"build-it (build_it) golang:1:2", "USER root", "WORKDIR /", "COPY app.py / root:root ''", "RUN '/bin/sh -c make'",
+		"image (ghcr.io/astral-sh/uv:latest) ghcr.io/astral-sh/uv:latest:12",
+		"own debian", "USER root", "WORKDIR /", "COPY /a /c/ 7:7 0755", "COPY /x/./y / '' ''", "COPY /uv /bin/ '' ''", "RUN '/bin/sh -c use'", "USER user", "WORKDIR /home/user",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if from := p.Steps[2].From; from.Stage != "test" || !slices.Equal(from.Paths, []string{"/b*"}) {
+		t.Errorf("%+v", from)
+	}
+	if from := p.Steps[3].From; from.Stage != "build-it" || !from.Parents || !slices.Equal(from.Exclude, []string{"*.o"}) {
+		t.Errorf("%+v", from)
+	}
+	const wantMounts = "[{Type:Bind Target:/lib2 ID: Sharing: Stage:stage-2 FilesHash: Source:/lib Owner: Mode: SizeBytes:0 Env: Required:false} " +
+		"{Type:Bind Target:/w ID: Sharing: Stage: FilesHash: Source:src Owner: Mode: SizeBytes:0 Env: Required:false} " +
+		"{Type:Tmpfs Target:/t ID: Sharing: Stage: FilesHash: Source: Owner: Mode: SizeBytes:1048576 Env: Required:false} " +
+		"{Type:Secret Target: ID:k Sharing: Stage: FilesHash: Source: Owner: Mode: SizeBytes:0 Env:KEY Required:false} " +
+		"{Type:Secret Target:/root/netrc ID:netrc Sharing: Stage: FilesHash: Source: Owner:0:3 Mode: SizeBytes:0 Env: Required:false} " +
+		"{Type:Secret Target: ID:r Sharing: Stage: FilesHash: Source: Owner: Mode: SizeBytes:0 Env: Required:true}]"
+	run := p.Steps[5]
+	if text := fmt.Sprintf("%+v", run.Mounts); text != wantMounts || run.Bound[1].Count() != 4 || len(run.Bound) != 1 {
+		t.Errorf("mounts %s\nwant   %s\n%+v", text, wantMounts, run.Bound)
+	}
+	compile := p.Stages[1].Steps[3]
+	if text := fmt.Sprintf("%+v %s", compile.Mounts, compile.Network); text != "[{Type:Cache Target:/cache ID:c Sharing:Locked Stage: FilesHash: Source: Owner:7:0 Mode:0700 SizeBytes:0 Env: Required:false}] None" {
+		t.Errorf("%s", text)
+	}
+	if want := []string{"Dockerfile:5: this stage is left out: stage 4 needs nothing of it"}; !slices.Equal(p.Notes, want) {
+		t.Errorf("notes %q", p.Notes)
+	}
+}
+
+func TestFetch(t *testing.T) {
+	t.Parallel()
+	sum := strings.Repeat("0123456789abcdef", 4)
+	p, err := Parse([]byte("FROM x\nADD --checksum=sha256:"+sum+" --chown=app https://e.example/a/x.bin?v=1 /opt/\n"), Options{Name: "Dockerfile", Context: open(t, nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{"curl -fsSL -o /opt/x.bin", "https://e.example/a/x.bin?v=1", sum + "  /opt/x.bin", "chown app: /opt/x.bin", "chmod 0600 /opt/x.bin"} {
+		if s := p.Steps[2]; s.Type != StepRun || s.Args[1] != "root" || !strings.Contains(s.Args[0], part) {
+			t.Errorf("%q has no %q", s.Args, part)
+		}
+	}
+}
+
 func TestFromTemplate(t *testing.T) {
 	p, err := Parse([]byte("FROM scratch\nRUN a\n"), Options{Name: "D", FromTemplate: "base", Context: open(t, nil)})
 	if err != nil || p.From != (Source{Template: "base", Line: 1}) {
@@ -174,6 +273,8 @@ func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"FROM x\nRUN a\nCOPY a* b /c/\n", "ARG A=1\nFROM x:$A AS b\nFROM b\nENV P=${A%%1} Q=$P\n", "FROM x\nRUN <<A cat <<-'B'\n1\nA\n2\nB\n",
 		"# escape=`\nFROM x\nRUN a `\nb\n", "FROM x\nHEALTHCHECK --retries=2 CMD [\"a\"]\nENTRYPOINT []\nSHELL [\"a\"]\nCMD a\n", "FROM x\nCOPY <<A <<B /c/\n$X\nA\nB\n", "FROM x\nUSER :\nWORKDIR ..\n",
+		"FROM x AS b\nRUN --mount=type=cache,target=/c,sharing=locked --mount=source=a,target=/d --network=none y\nFROM b\nCOPY --from=0 --parents --exclude=z /a/./b* /c/\n",
+		"FROM x\nADD --checksum=sha256:0 https://h/x /y/\nADD --unpack a /z\nRUN --mount=type=secret,env=A,id=b --mount=type=tmpfs,size=1k,target=x c\n",
 	} {
 		f.Add([]byte(seed))
 	}
@@ -195,7 +296,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for i, s := range p.Steps {
-			if len(s.Args) == 0 || s.Line < 1 || (s.Type == StepCopy) != (s.Files != nil) || s.Type == StepEnv && len(s.Args)%2 != 0 {
+			if len(s.Args) == 0 || s.Line < 1 || (s.Type == StepCopy) != (s.Files != nil || s.From != nil) || s.Type == StepEnv && len(s.Args)%2 != 0 {
 				t.Errorf("step %d: %s", i, fmt.Sprintf("%+v", s))
 			}
 		}

@@ -145,29 +145,6 @@ func (t *tree) excluded(file string) (bool, error) {
 	return false, nil
 }
 
-// refuseArchive refuses a file that Docker's ADD would unpack.
-func (t *tree) refuseArchive(file string) error {
-	f, err := t.root.Open(file)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	head := make([]byte, 512)
-	n, err := io.ReadFull(f, head)
-	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("read %s: %w", file, err)
-	}
-	head = head[:n]
-	packed := n > 262 && string(head[257:262]) == "ustar"
-	for _, magic := range []string{"\x1f\x8b", "BZh", "\xfd7zXZ\x00", "\x28\xb5\x2f\xfd"} {
-		packed = packed || bytes.HasPrefix(head, []byte(magic))
-	}
-	if packed {
-		return errors.New("ADD of archives is not supported yet; use COPY, and RUN tar")
-	}
-	return nil
-}
-
 // entry is a file of an archive.
 type entry struct {
 	name string // in the archive
@@ -184,7 +161,8 @@ type entry struct {
 // packing collects the entries of an archive by their names.
 type packing struct {
 	*tree
-	check   func(file string) error
+	// exclude has what --exclude leaves out, by paths in each source; nil: none.
+	exclude *patternmatcher.PatternMatcher
 	entries map[string]entry
 	// found, if not nil, is called for each entry.
 	found func(entry) error
@@ -210,37 +188,56 @@ func (p *packing) pack(file, name string) error {
 			return err
 		}
 	}
-	return p.walk(target, name, ignored, parents)
+	return p.walk(target, name, ignored, parents, "")
 }
 
-func (p *packing) walk(file, name string, ignored bool, match patternmatcher.MatchInfo) error {
+// walk adds a file by its name, and what is in it. inside is its path in the source.
+func (p *packing) walk(file, name string, ignored bool, match patternmatcher.MatchInfo, inside string) error {
 	info, err := p.root.Lstat(file)
 	if err != nil {
 		return err
 	}
-	if !ignored && name != "." {
-		if err := p.one(file, name, info); err != nil {
-			return err
-		}
+	out, err := p.leavesOut(file, inside, info)
+	if err != nil || (out && !p.exclude.Exclusions()) {
+		return err
 	}
-	if !info.IsDir() || (ignored && !p.ignore.Exclusions()) {
-		return nil
+	if !ignored && !out && name != "." {
+		err = p.one(file, name, info)
 	}
+	if err != nil || !info.IsDir() || (ignored && !p.ignore.Exclusions()) {
+		return err
+	}
+	return p.children(file, name, match, inside)
+}
+
+// children adds what is in a directory.
+func (p *packing) children(file, name string, match patternmatcher.MatchInfo, inside string) error {
 	list, err := fs.ReadDir(p.root.FS(), file)
 	if err != nil {
 		return err
 	}
 	for _, e := range list {
-		inside := path.Join(file, e.Name())
-		ignored, match, err := p.ignore.MatchesUsingParentResults(inside, match)
+		child := path.Join(file, e.Name())
+		ignored, match, err := p.ignore.MatchesUsingParentResults(child, match)
 		if err != nil {
 			return err
 		}
-		if err := p.walk(inside, path.Join(name, e.Name()), ignored, match); err != nil {
+		if err := p.walk(child, path.Join(name, e.Name()), ignored, match, path.Join(inside, e.Name())); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// leavesOut reports whether --exclude has a file. A source that is a file itself is matched by its name.
+func (p *packing) leavesOut(file, inside string, info fs.FileInfo) (bool, error) {
+	if inside == "" && !info.IsDir() {
+		inside = path.Base(file)
+	}
+	if p.exclude == nil || inside == "" {
+		return false, nil
+	}
+	return p.exclude.MatchesOrParentMatches(inside)
 }
 
 // one adds one file.
@@ -249,11 +246,6 @@ func (p *packing) one(file, name string, info fs.FileInfo) error {
 	switch {
 	case info.Mode().IsRegular():
 		e.size = info.Size()
-		if p.check != nil {
-			if err := p.check(file); err != nil {
-				return err
-			}
-		}
 	case info.Mode()&fs.ModeSymlink != 0:
 		link, err := p.root.Readlink(file)
 		if err != nil {

@@ -6,43 +6,34 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
 )
 
-// translator holds the state between instructions.
+// translator holds the state between the instructions of a stage, and of those that it is FROM.
 type translator struct {
-	opt   Options
-	files *tree
-	lex   *shell.Lex
-	plan  *Plan
-	// faults are messages with their lines.
-	faults []string
+	*file
+	steps []Step
+	from  Source
+	// at is the index of the stage whose instructions are translated.
+	at int
 
-	globals, args, env variables
-	used               map[string]bool // arguments that have an ARG
-
+	args, env           variables
 	shell               []string
 	workdir             string
 	userSet, workdirSet bool
 	// entrypoint, cmd and health are words of commands. An ENTRYPOINT in shell form takes no CMD.
 	entrypoint, cmd, health []string
 	entrypointShell         bool
+	healthTime              time.Duration
 	// cmdSet is of this stage: an ENTRYPOINT drops the CMD of an earlier one.
 	cmdSet bool
 }
 
-func (t *translator) fault(line int, format string, args ...any) {
-	t.faults = append(t.faults, fmt.Sprintf("%s:%d: ", t.opt.Name, line)+fmt.Sprintf(format, args...))
-}
-
-func (t *translator) note(line int, format string, args ...any) {
-	t.plan.Notes = append(t.plan.Notes, fmt.Sprintf("%s:%d: ", t.opt.Name, line)+fmt.Sprintf(format, args...))
-}
-
-func (t *translator) add(s Step) { t.plan.Steps = append(t.plan.Steps, s) }
+func (t *translator) add(s Step) { t.steps = append(t.steps, s) }
 
 // step translates one instruction.
 func (t *translator) step(c command) {
@@ -63,10 +54,14 @@ func (t *translator) step(c command) {
 			t.cmd = nil
 		}
 	case *instructions.HealthCheckCommand:
-		t.healthcheck(i)
+		t.healthcheck(c, i)
 	case *instructions.LabelCommand, *instructions.ExposeCommand, *instructions.MaintainerCommand, *instructions.StopSignalCommand:
 		t.note(c.line, "%s has no effect", strings.ToUpper(c.Name()))
-	default: // VOLUME, ONBUILD
+	case *instructions.VolumeCommand:
+		t.note(c.line, "VOLUME has no effect: its files are a sandbox's like all others")
+	case *instructions.OnbuildCommand:
+		t.fault(c.line, "ONBUILD is for images that others are built from, which a template is not; put the instruction into that Dockerfile")
+	default:
 		t.fault(c.line, "%s is not supported yet", strings.ToUpper(c.Name()))
 	}
 }
@@ -107,18 +102,23 @@ func (t *translator) expandText(text string) (string, error) {
 }
 
 func (t *translator) run(c command, i *instructions.RunCommand) {
-	if len(i.FlagsUsed) > 0 {
-		t.fault(c.line, "RUN --%s is not supported yet", strings.Join(i.FlagsUsed, ", --"))
+	if security := instructions.GetSecurity(i); security != instructions.SecuritySandbox {
+		t.fault(c.line, "RUN --security=%s: no command leaves its sandbox", security)
 		return
 	}
 	words, err := t.runWords(i)
+	step := Step{Type: StepRun, Line: c.line, Text: c.text}
+	if err == nil {
+		err = t.surround(&step, i)
+	}
 	switch {
 	case err != nil:
 		t.fault(c.line, "RUN: %v", err)
 	case len(words) == 0:
 		t.fault(c.line, "RUN has no command")
 	default:
-		t.add(Step{Type: StepRun, Args: []string{t.exports() + quote(words...)}, Line: c.line, Text: c.text})
+		step.Args = []string{t.exports() + quote(words...)}
+		t.add(step)
 	}
 }
 
@@ -161,13 +161,26 @@ func (t *translator) words(line instructions.ShellDependantCmdLine) []string {
 	return line.CmdLine
 }
 
-func (t *translator) healthcheck(i *instructions.HealthCheckCommand) {
-	t.health = nil
+func (t *translator) healthcheck(c command, i *instructions.HealthCheckCommand) {
+	t.health, t.healthTime = nil, i.Health.Timeout
 	if test := i.Health.Test; len(test) > 1 && test[0] == "CMD" {
 		t.health = test[1:]
 	} else if len(test) > 1 && test[0] == "CMD-SHELL" {
 		t.health = append(slices.Clone(t.shell), test[1])
 	}
+	if h := i.Health; h.Interval != 0 || h.StartPeriod != 0 || h.StartInterval != 0 || h.Retries != 0 {
+		t.note(c.line, "HEALTHCHECK: only --timeout has an effect: a build repeats the command every second at most, for 10 minutes")
+	}
+}
+
+// ready returns the command of HEALTHCHECK for a shell, which ends it after its time if the image has timeout.
+func (t *translator) ready() string {
+	words := quote(t.health...)
+	if t.healthTime > 0 {
+		seconds := max(1, int64((t.healthTime+time.Second-1)/time.Second))
+		words = fmt.Sprintf("if command -v timeout >/dev/null; then exec timeout -s KILL %d %s; fi; %s", seconds, words, words)
+	}
+	return t.path() + words
 }
 
 func (t *translator) setEnv(c command, i *instructions.EnvCommand) {

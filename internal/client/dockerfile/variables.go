@@ -52,17 +52,17 @@ func (t *translator) expander(line int) func(word string) (string, error) {
 }
 
 // expandWith expands a word, and notes the variables without a value. Those of the image are among them, for it is not read here.
-func (t *translator) expandWith(line int, word string, scope variables) (string, error) {
-	result, err := t.lex.ProcessWordWithMatches(word, scope)
+func (f *file) expandWith(line int, word string, scope variables) (string, error) {
+	result, err := f.lex.ProcessWordWithMatches(word, scope)
 	if err != nil {
 		return "", fmt.Errorf("expand %s: %w", word, cause(err))
 	}
-	if _, ok := result.Matched["PATH"]; ok && t.env["PATH"] == "" && t.args["PATH"] == "" {
-		t.note(line, "$PATH is taken as %s: that of the image is not known here", defaultPath)
+	if _, ok := result.Matched["PATH"]; ok && scope["PATH"] == defaultPath {
+		f.note(line, "$PATH is taken as %s: that of the image is not known here", defaultPath)
 	}
 	for _, name := range slices.Sorted(maps.Keys(result.Unmatched)) {
 		if strings.Contains(word, "$"+name) || strings.Contains(word, "${"+name+"}") { // not ${name:-default}
-			t.note(line, "$%s is taken as empty: no ENV or ARG sets it, and variables of the image are not known here", name)
+			f.note(line, "$%s is taken as empty: no ENV or ARG sets it, and variables of the image are not known here", name)
 		}
 	}
 	return result.Result, nil

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
@@ -28,13 +29,24 @@ type Build struct {
 
 // BuildStart has a build's steps. Either an image or a template is required.
 type BuildStart struct {
-	FromImage    string      `json:"fromImage,omitempty"`
-	FromTemplate string      `json:"fromTemplate,omitempty"`
-	Steps        []BuildStep `json:"steps"`
-	StartCmd     string      `json:"startCmd,omitempty"`
-	ReadyCmd     string      `json:"readyCmd,omitempty"`
+	FromImage    string       `json:"fromImage,omitempty"`
+	FromTemplate string       `json:"fromTemplate,omitempty"`
+	Stages       []BuildStage `json:"stages,omitempty"`
+	Steps        []BuildStep  `json:"steps"`
+	// Secrets are kept in the server's memory until the build ends.
+	Secrets  map[string][]byte `json:"secrets,omitempty"`
+	StartCmd string            `json:"startCmd,omitempty"`
+	ReadyCmd string            `json:"readyCmd,omitempty"`
 	// Force runs steps although their results are kept.
 	Force bool `json:"force"`
+}
+
+// BuildStage is a chain of steps whose files others take.
+type BuildStage struct {
+	Name         string      `json:"name"`
+	FromImage    string      `json:"fromImage,omitempty"`
+	FromTemplate string      `json:"fromTemplate,omitempty"`
+	Steps        []BuildStep `json:"steps,omitempty"`
 }
 
 // BuildStep is one step.
@@ -43,7 +55,11 @@ type BuildStep struct {
 	Args []string `json:"args"`
 	// FilesHash names the uploaded files of a COPY.
 	FilesHash string `json:"filesHash,omitempty"`
-	Force     bool   `json:"force"`
+	// From has the files of a COPY that are a stage's, Mounts what a RUN sees besides its files, and Network what it reaches.
+	From    *barchan.StageFiles  `json:"from,omitempty"`
+	Mounts  []barchan.BuildMount `json:"mounts,omitempty"`
+	Network barchan.BuildNetwork `json:"network,omitempty"`
+	Force   bool                 `json:"force"`
 }
 
 // BuildFiles says whether the server has the files of a COPY, and where to send them.

@@ -37,6 +37,7 @@ var kinds = map[int]error{
 	http.StatusConflict:              errs.ErrConflict,
 	http.StatusRequestEntityTooLarge: errs.ErrTooLarge,
 	http.StatusTooManyRequests:       errs.ErrExhausted,
+	http.StatusInsufficientStorage:   errs.ErrExhausted,
 	http.StatusBadGateway:            errs.ErrUnavailable,
 	http.StatusServiceUnavailable:    errs.ErrUnavailable,
 	http.StatusGatewayTimeout:        errs.ErrTimeout,

@@ -23,6 +23,8 @@ type NewSandbox struct {
 	Memory *bool `json:"memory,omitempty"`
 	// AllowSecrets starts from a snapshot although it holds variables of its sandbox.
 	AllowSecrets bool `json:"allowSecrets,omitempty"`
+	// VolumeMounts are volumes by their names.
+	VolumeMounts []VolumeMount `json:"volumeMounts,omitempty"`
 	// QueueTimeout is for how many seconds the request may wait for the quota of its namespace; zero: it is refused at once.
 	QueueTimeout int64 `json:"-"`
 }

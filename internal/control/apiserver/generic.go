@@ -81,9 +81,9 @@ func build(cfg *Config, options func(schema.GroupResource, runtime.Codec, bool) 
 	return e, nil
 }
 
-// admit limits the API keys that a tenant writes, beside the configured admission.
+// admit limits what a tenant writes, beside the configured admission.
 func (e *engine) admit(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-	list := endsInTime(ctx, e.registry, obj)
+	list := append(endsInTime(ctx, e.registry, obj), fitsNamespace(ctx, e.registry, obj)...)
 	if e.admitted != nil {
 		list = append(list, e.admitted(ctx, obj, old)...)
 	}

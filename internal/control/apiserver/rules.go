@@ -62,13 +62,15 @@ func rules() []rule {
 
 		{users: tenants, verbs: readAll, group: agents.GroupVersion.Group, resources: []string{"sandboxes"}},
 		{users: tenants, verbs: readAll, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates", "sandboxclaims"}},
-		{users: tenants, verbs: readAll, group: barchan.GroupVersion.Group, resources: []string{"checkpoints", "apikeys", "templatebuilds"}},
+		{users: tenants, verbs: readAll, group: barchan.GroupVersion.Group, resources: []string{"checkpoints", "apikeys", "templatebuilds", "volumes"}},
 		{users: tenants, verbs: read, group: extensions.GroupVersion.Group, resources: []string{"sandboxwarmpools", "sandboxwarmpools/scale"}},
 		{users: tenants, verbs: read, group: barchan.GroupVersion.Group, resources: []string{"templaterevisions"}},
 		{users: tenants, verbs: read, resources: []string{"pods", "pods/log", "events"}},
 		{users: tenants, verbs: []string{"get", "create"}, resources: []string{"pods/exec", "pods/portforward"}},
 		{users: tenants, verbs: read, group: eventsv1.GroupName, resources: []string{"events"}},
 		{users: tenants, verbs: []string{"get"}, resources: []string{"namespaces"}},
+		// Reading a Secret gives a tenant no more than a sandbox that mounts it, which the same key may create.
+		{users: tenants, verbs: readAll, resources: []string{"secrets", "configmaps"}},
 
 		{users: []string{UserController}, verbs: readAll, group: agents.GroupVersion.Group, resources: []string{all}},
 		{users: []string{UserController}, verbs: readAll, group: extensions.GroupVersion.Group, resources: []string{all}},
@@ -81,6 +83,8 @@ func rules() []rule {
 		{users: []string{UserNode}, verbs: nodeVerbs, group: barchan.GroupVersion.Group, resources: []string{"checkpoints", "checkpoints/status"}},
 		{users: []string{UserNode}, verbs: []string{"create"}, group: barchan.GroupVersion.Group, resources: []string{"checkpoints"}}, // of imports
 		{users: []string{UserNode}, verbs: read, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates", "sandboxwarmpools", "sandboxclaims"}},
+		{users: []string{UserNode}, verbs: read, group: barchan.GroupVersion.Group, resources: []string{"templatebuilds"}}, // whose images stay
+		{users: []string{UserNode}, verbs: read, resources: []string{"secrets", "configmaps"}},                             // of which sandboxes get variables and files
 		{users: []string{UserNode}, verbs: []string{"create", "patch"}, resources: []string{"events"}},
 		{users: []string{UserNode}, verbs: []string{"create", "patch"}, group: eventsv1.GroupName, resources: []string{"events"}},
 	}

@@ -1,5 +1,5 @@
 // Package builds keeps what a template's build has besides its object: the uploaded archives that its steps copy, and its
-// log. Both are files of one server. It runs no build, reads no archive, and deletes no log by itself.
+// log. Both are files of one server. Secrets of builds are in its memory alone. It runs no build, reads no archive, and deletes no log by itself.
 //
 //	files/<namespace>/<hash>   an archive; its modification time is its last use
 //	logs/<UID>                 a build's log, one entry of JSON a line
@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -68,6 +69,9 @@ type Store struct {
 	// ends has where the last read of each log ended, since the next one mostly begins there.
 	// +checklocks:mu
 	ends map[types.UID]position
+	// secrets are in memory alone.
+	// +checklocks:mu
+	secrets map[types.UID]map[string][]byte
 }
 
 // position is a place in a log: after so many entries, which take so many bytes.
@@ -91,7 +95,7 @@ func Open(cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("builds: Dir is required, and limits must be positive: %w", errs.ErrInvalid)
 	}
 	cfg.MaxFiles, cfg.MaxTotal, cfg.MaxLog = cmp.Or(cfg.MaxFiles, defaultMaxFiles), cmp.Or(cfg.MaxTotal, defaultMaxTotal), cmp.Or(cfg.MaxLog, defaultMaxLog)
-	s := &Store{cfg: cfg, files: filepath.Join(cfg.Dir, "files"), logs: filepath.Join(cfg.Dir, "logs"), archives: map[archive]*state{}, ends: map[types.UID]position{}}
+	s := &Store{cfg: cfg, files: filepath.Join(cfg.Dir, "files"), logs: filepath.Join(cfg.Dir, "logs"), archives: map[archive]*state{}, ends: map[types.UID]position{}, secrets: map[types.UID]map[string][]byte{}}
 	for _, dir := range []string{cfg.Dir, s.files, s.logs} {
 		if err := makeDir(dir); err != nil {
 			return nil, err
@@ -101,6 +105,15 @@ func Open(cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("read archives of builds: %w", err)
 	}
 	return s, nil
+}
+
+// Free returns how many bytes of the disk are free for processes without privileges.
+func (s *Store) Free() (int64, error) {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(s.cfg.Dir, &disk); err != nil {
+		return 0, fmt.Errorf("read the free space of the disk: %w", err)
+	}
+	return int64(disk.Bavail) * disk.Bsize, nil //nolint:gosec // no disk has 2^63 bytes
 }
 
 // makeDir makes a directory with the mode of all, also if it exists with another.

@@ -194,6 +194,13 @@ func (c *Cache) SandboxesByIdempotency(ctx context.Context, namespace, hash stri
 	return clones(in(namespace, found), err)
 }
 
+// Referring returns the sandboxes of a namespace that refer to a Secret or ConfigMap of it. The cache shares them: the
+// caller must not change them.
+func (c *Cache) Referring(ctx context.Context, kind string, key types.NamespacedName) ([]*agents.Sandbox, error) {
+	found, err := shared[*agents.Sandbox](ctx, c, indexReference, kind+"/"+key.Name)
+	return in(key.Namespace, found), err
+}
+
 // Template returns one template by name.
 func (c *Cache) Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
 	return read(ctx, c.memory(), key, &extensions.SandboxTemplate{})
@@ -202,6 +209,15 @@ func (c *Cache) Template(ctx context.Context, key types.NamespacedName) (*extens
 // Templates returns the templates of a namespace, or of all if it is empty.
 func (c *Cache) Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
 	return copies(shared[*extensions.SandboxTemplate](ctx, c, toolscache.NamespaceIndex, namespace))
+}
+
+// CurrentTemplates reads the templates of a namespace from the API server.
+func (c *Cache) CurrentTemplates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
+	var list extensions.SandboxTemplateList
+	if err := c.Live().List(ctx, &list, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list templates: %w", err)
+	}
+	return list.Items, nil
 }
 
 // TemplateRevisions returns the history of a template, in no order.
@@ -244,6 +260,11 @@ func (c *Cache) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey,
 		return nil, fmt.Errorf("find API key: %w", err)
 	}
 	return first(found, "API key")
+}
+
+// APIKeysBySSHKey returns the keys that hold the SSH key with a fingerprint. The cache shares them: the caller must not change them.
+func (c *Cache) APIKeysBySSHKey(ctx context.Context, fingerprint string) ([]*barchan.APIKey, error) {
+	return shared[*barchan.APIKey](ctx, c, indexSSHKey, fingerprint)
 }
 
 // APIKeys returns the keys of a namespace, or of all if it is empty.

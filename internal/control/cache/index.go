@@ -9,6 +9,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
@@ -28,6 +29,10 @@ const (
 	indexUnfinished     = "barchan.unfinished"
 	indexWarm           = "barchan.warm"
 	indexPodOwner       = "barchan.podOwner"
+	indexVolumeID       = "barchan.volumeID"
+	indexMounts         = "barchan.mounts"
+	indexReference      = "barchan.reference"
+	indexSSHKey         = "barchan.sshKey"
 )
 
 // index finds objects of one kind by a value. The first read by it makes it, so that a process has those that it reads.
@@ -58,6 +63,7 @@ func indexes() []index {
 		{indexOrigin, box, of(func(s *agents.Sandbox) string { return string(pool.OriginOf(s)) })},
 		{indexIdempotency, box, of(func(s *agents.Sandbox) string { return s.Annotations[pool.AnnotationIdempotencyKey] })},
 		{indexKeyHash, &barchan.APIKey{}, of(func(k *barchan.APIKey) string { return k.Spec.SHA256 })},
+		{indexSSHKey, &barchan.APIKey{}, sshKeysOf},
 		{indexPoolTemplate, swp, of(func(p *extensions.SandboxWarmPool) string { return pool.TemplateOf(p).String() })},
 		{indexRevisionOf, &barchan.TemplateRevision{}, of(func(r *barchan.TemplateRevision) string { return r.Spec.TemplateName })},
 		{indexClaimPool, claim, of(func(c *extensions.SandboxClaim) string { return c.Spec.WarmPoolRef.Name })},
@@ -65,8 +71,40 @@ func indexes() []index {
 		{indexTemplateOrigin, &extensions.SandboxTemplate{}, of(templateOrigin)},
 		{indexUnfinished, &barchan.Checkpoint{}, of(unfinished)},
 		{indexWarm, &barchan.Checkpoint{}, of(warmUpOf)},
+		{indexVolumeID, &barchan.Volume{}, of(func(v *barchan.Volume) string { return sandbox.VolumeIDOf(v.UID) })},
+		{indexMounts, box, func(o client.Object) []string {
+			if s, ok := o.(*agents.Sandbox); ok {
+				return sandbox.VolumesOf(s)
+			}
+			return nil
+		}},
+		{indexReference, box, references},
 		{indexPodOwner, &corev1.Pod{}, of(func(p *corev1.Pod) string { return string(owner(p)) })},
 	}
+}
+
+// references returns the Secrets and ConfigMaps that a sandbox refers to.
+func references(o client.Object) (values []string) {
+	s, ok := o.(*agents.Sandbox)
+	if !ok {
+		return nil
+	}
+	for _, r := range podsource.References(&s.Spec.PodTemplate.Spec) {
+		values = append(values, r.Kind+"/"+r.Name)
+	}
+	return values
+}
+
+// sshKeysOf returns the fingerprints of an API key's SSH keys.
+func sshKeysOf(o client.Object) (found []string) {
+	if k, ok := o.(*barchan.APIKey); ok {
+		for _, text := range k.Spec.SSHKeys {
+			if fingerprint, err := barchan.SSHFingerprint(text); err == nil {
+				found = append(found, fingerprint)
+			}
+		}
+	}
+	return found
 }
 
 // originOf returns the checkpoint that a sandbox starts from.

@@ -27,7 +27,7 @@ import (
 
 // ServerKinds returns what a server reads: all of our kinds.
 func ServerKinds() []client.Object {
-	return append(ReplicaKinds(), &extensions.SandboxClaim{}, &barchan.TemplateRevision{}, &barchan.TemplateBuild{})
+	return append(ReplicaKinds(), &extensions.SandboxClaim{}, &barchan.TemplateRevision{}, &barchan.TemplateBuild{}, &barchan.Volume{})
 }
 
 // ReplicaKinds returns what a replica reads.

@@ -21,6 +21,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
@@ -70,6 +71,9 @@ type SandboxConfig struct {
 	Node string
 	// Origins delays sandboxes until the checkpoint that they start from is ready; nil leaves that to the Runner.
 	Origins Origins
+	// References finds the sandboxes that refer to a Secret or ConfigMap: they are reconciled when it changes. Nil: a
+	// cluster's kubelet does that.
+	References References
 	// ForkSecrets allows all sandboxes to start from checkpoints that hold other claims' variables.
 	ForkSecrets bool
 	// Changes delivers sandboxes whose container changed on the node.
@@ -107,6 +111,9 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 	sources = append(sources, cfg.Sources...)
 	if cfg.Origins != nil {
 		sources = append(sources, r.ready(cfg.Cache))
+	}
+	if cfg.References != nil {
+		sources = append(sources, r.referred(podsource.KindSecret), r.referred(podsource.KindConfigMap))
 	}
 	return New(Work{Name: "sandbox", Log: cfg.Log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: sources})
 }

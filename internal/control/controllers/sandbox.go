@@ -17,6 +17,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -100,6 +101,8 @@ func (r *sandboxReconciler) apply(ctx context.Context, s *agents.Sandbox) (recon
 	case ctx.Err() != nil, apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		// The next server continues after a shutdown; a changed object is reconciled again.
 		return reconcile.Result{}, fmt.Errorf("run sandbox %s/%s: %w", s.Namespace, s.Name, err)
+	case isMissing(err):
+		return r.untilEnd(s), r.awaitObject(ctx, s, seen, err)
 	case tried == suspend || tried == resume:
 		return r.transitionFailed(ctx, s, seen, tried, err)
 	default:
@@ -121,6 +124,10 @@ func (r *sandboxReconciler) bind(ctx context.Context, s *agents.Sandbox) error {
 	err := r.Runner.Bind(ctx, s)
 	if err == nil || ctx.Err() != nil {
 		return err
+	}
+	if missing, ok := errors.AsType[*podsource.Missing](err); ok { // its volumes stay as they are until the object is there again
+		r.event(s, missing)
+		return nil
 	}
 	if r.Events != nil {
 		r.Events.Eventf(s, nil, corev1.EventTypeWarning, "BindFailed", "Bind", "%s", errs.Text(err))
@@ -202,8 +209,13 @@ func (r *sandboxReconciler) failed(ctx context.Context, s *agents.Sandbox, seen 
 	final := isFinal(cause)
 	status := statusOf(s, seen)
 	reason := agents.ReasonReconcilerError
-	if errors.Is(cause, sandbox.ErrImage) {
+	switch {
+	case errors.Is(cause, sandbox.ErrImage):
 		reason = sandbox.ReasonImage
+	case errors.Is(cause, sandbox.ErrInit) && final:
+		reason = sandbox.ReasonInitError
+	case errors.Is(cause, sandbox.ErrInit):
+		reason = sandbox.ReasonInitFailed
 	}
 	setFailure(s, status, reason, text, final)
 	if r.Events != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -58,7 +59,7 @@ func TestBuildOnRealAPI(t *testing.T) {
 	m, objects := newRealBuilds(t)
 	ctx := t.Context()
 	r, err := m.Builds.Request(ctx, builds.Request{Namespace: team, Name: "mine:default", Tags: []string{"default"}, CPUs: 3, MemoryMB: 700})
-	if err != nil || r.TemplateID != pool.BuiltTemplateID(team, "mine") || r.Name != "mine" || r.Tag != "default" {
+	if err != nil || r.TemplateID != pool.BuiltTemplateID(team, "mine") || r.Name != "mine" || !slices.Equal(r.Tags, []string{"default"}) {
 		t.Fatalf("Request = %+v, %v", r, err)
 	}
 	m.wantBuild(t, r, builds.StateWaiting)
@@ -76,7 +77,7 @@ func TestBuildOnRealAPI(t *testing.T) {
 	m.wantBuild(t, r, builds.StateBuilding)
 	wantKind(t, m.Builds.Trigger(ctx, team, r.TemplateID, r.BuildID, what), errs.ErrConflict, "was started before")
 	b := buildObject(t, objects, r)
-	want := fmt.Sprintf("mine {Image: ImagePullSecrets:[] TemplateName:base} [{Type:Run Args:[true root] FilesHash: Force:false} {Type:Copy Args:[a b  ] FilesHash:%s Force:true} {Type:Env Args:[A b C ] FilesHash: Force:false}] start ready true 3 700Mi", filesHash)
+	want := fmt.Sprintf("mine {Image: ImagePullSecrets:[] TemplateName:base} [{Type:Run Args:[true root] FilesHash: From:<nil> Mounts:[] Network: Force:false} {Type:Copy Args:[a b  ] FilesHash:%s From:<nil> Mounts:[] Network: Force:true} {Type:Env Args:[A b C ] FilesHash: From:<nil> Mounts:[] Network: Force:false}] start ready true 3 700Mi", filesHash)
 	if s := b.Spec; fmt.Sprintf("%s %+v %+v %s %s %v %s %s", s.TemplateName, *s.From, s.Steps, s.StartCommand, s.ReadyCommand, s.Force, s.CPU, s.Memory) != want {
 		t.Errorf("the object is %+v, want %s", s, want)
 	}
@@ -85,7 +86,7 @@ func TestBuildOnRealAPI(t *testing.T) {
 // wantBuild fails unless a build is in a state.
 func (m *Manager) wantBuild(t *testing.T, r builds.Requested, want builds.State) {
 	t.Helper()
-	if v, err := m.Builds.Status(t.Context(), team, r.TemplateID, r.BuildID, 0, 0); err != nil || v.State != want {
+	if v, err := m.Builds.Status(t.Context(), team, r.TemplateID, r.BuildID, builds.StatusRequest{AtLeast: slog.LevelDebug}); err != nil || v.State != want {
 		t.Errorf("status is %+v, %v; want %s", v, err, want)
 	}
 }
@@ -114,7 +115,7 @@ func TestEndOfBuildOnRealAPI(t *testing.T) {
 	if err := objects.Status().Update(ctx, b); err != nil {
 		t.Fatal(err)
 	}
-	if v, err := m.Builds.Status(ctx, team, "mine", r.BuildID, 0, 1); err != nil || v.State != builds.StateError || v.Step != "2" || v.Message != "why" || v.TemplateID != r.TemplateID {
+	if v, err := m.Builds.Status(ctx, team, "mine", r.BuildID, builds.StatusRequest{Limit: 1}); err != nil || v.State != builds.StateError || v.Step != "2" || v.Message != "why" || v.TemplateID != r.TemplateID {
 		t.Errorf("status is %+v, %v", v, err)
 	}
 	if err := objects.Create(ctx, built(t, "mine", r.BuildID)); err != nil {
@@ -140,7 +141,7 @@ func TestEndOfBuildOnRealAPI(t *testing.T) {
 	if err := m.Builds.Delete(ctx, team, r.TemplateID); err != nil {
 		t.Errorf("Delete: %v", err)
 	}
-	wantKind(t, second(m.Builds.Status(ctx, team, again.TemplateID, again.BuildID, 0, 0)), errs.ErrNotFound, "not found")
+	wantKind(t, second(m.Builds.Status(ctx, team, again.TemplateID, again.BuildID, builds.StatusRequest{AtLeast: slog.LevelDebug})), errs.ErrNotFound, "not found")
 }
 
 // TestTriggerOnce: of several triggers at a time one starts the build, although a controller writes its status meanwhile.
@@ -229,7 +230,7 @@ func TestBuildRequestNames(t *testing.T) {
 	}
 	for name, kind := range map[string]error{
 		"": errs.ErrInvalid, ":default": errs.ErrInvalid, "other_app": errs.ErrInvalid, "App": errs.ErrInvalid, "a/b/c": errs.ErrInvalid,
-		strings.Repeat("a", 254): errs.ErrInvalid, "x:v1": errs.ErrInvalid, "sized": errs.ErrConflict,
+		strings.Repeat("a", 254): errs.ErrInvalid, "x:-v1": errs.ErrInvalid, "sized": errs.ErrConflict,
 	} {
 		_, err := f.Builds.Request(t.Context(), builds.Request{Namespace: team, Name: name})
 		wantKind(t, err, kind, "")
@@ -283,7 +284,7 @@ func TestBuildsWhileDegraded(t *testing.T) {
 	wantKind(t, f.Builds.Upload(ctx, path, 1, strings.NewReader("x")), errs.ErrUnavailable, "disk: no room")
 	_, _, err = f.Builds.UploadURL(team, filesHash)
 	wantKind(t, err, errs.ErrUnavailable, "disk: no room")
-	if v, err := f.Builds.Status(ctx, team, r.TemplateID, r.BuildID, 0, 0); err != nil || v.State != builds.StateWaiting {
+	if v, err := f.Builds.Status(ctx, team, r.TemplateID, r.BuildID, builds.StatusRequest{AtLeast: slog.LevelDebug}); err != nil || v.State != builds.StateWaiting {
 		t.Errorf("status is %+v, %v", v, err)
 	}
 }
@@ -305,7 +306,7 @@ func TestBuildLog(t *testing.T) {
 	}
 	var got []string
 	for pages := 0; ; pages++ {
-		v, err := f.Builds.Status(t.Context(), team, r.TemplateID, r.BuildID, len(got), 0)
+		v, err := f.Builds.Status(t.Context(), team, r.TemplateID, r.BuildID, builds.StatusRequest{Offset: len(got), AtLeast: slog.LevelDebug})
 		if err != nil || len(v.Entries) > builds.MaxEntries {
 			t.Fatal(len(v.Entries), err)
 		}

@@ -28,6 +28,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/manager/snapshots"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
+	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
@@ -39,6 +40,7 @@ type Cache interface {
 	sandboxes.Cache
 	snapshots.Cache
 	builds.Cache
+	volumes.Cache
 	creating.Cache
 }
 
@@ -60,6 +62,8 @@ type Config struct {
 	Gate *health.Gate
 	// BuildFiles are the files of template builds. Nil: this process has no builds.
 	BuildFiles *buildfiles.Store
+	// VolumeFiles are the files of volumes. Nil: this process has no volumes.
+	VolumeFiles volumes.Files
 	// Metrics may be nil.
 	Metrics prometheus.Registerer
 	// MaxTimeout bounds a sandbox's time to live, counted from its start or resume. Default 24 h.
@@ -85,7 +89,9 @@ type Manager struct {
 	Sandboxes *sandboxes.Store
 	Snapshots *snapshots.Store
 	// Builds is nil where no template builds run: in replicas and on clusters.
-	Builds  *builds.Service
+	Builds *builds.Service
+	// Volumes is nil where no node keeps files in the same process: in replicas, on clusters, and beside a node of its own.
+	Volumes *volumes.Service
 	Creates *creating.Creator
 }
 
@@ -132,10 +138,17 @@ func New(cfg Config) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		m.Builds = &builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Files: cfg.BuildFiles, Log: log, UploadKey: key, Gate: cfg.Gate}
+		m.Builds = &builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Snapshots: m.Snapshots, Files: cfg.BuildFiles, Log: log, UploadKey: key, Gate: cfg.Gate}
+	}
+	if cfg.VolumeFiles != nil {
+		key, err := cfg.Tokens.Derive(volumes.PurposeTokens)
+		if err != nil {
+			return nil, err
+		}
+		m.Volumes = &volumes.Service{Objects: cfg.Objects, Cache: cfg.Cache, Files: cfg.VolumeFiles, Log: log, TokenKey: key, Gate: cfg.Gate}
 	}
 	m.Creates = &creating.Creator{
-		Sandboxes: m.Sandboxes, Snapshots: m.Snapshots, Cache: cfg.Cache, Picker: cfg.Picker, Claims: claims,
+		Sandboxes: m.Sandboxes, Snapshots: m.Snapshots, Volumes: m.Volumes, Cache: cfg.Cache, Picker: cfg.Picker, Claims: claims,
 		StartTimeout: startTimeout, BindTimeout: bindTimeout, ForkSecrets: cfg.ForkSecrets,
 	}
 	return m, nil

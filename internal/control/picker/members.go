@@ -76,6 +76,9 @@ func placeOf(s *agents.Sandbox) memberState {
 	if _, lacks := sandbox.LacksImage(s); lacks {
 		return idle
 	}
+	if _, lacks := sandbox.LacksObject(s); lacks {
+		return idle
+	}
 	if _, refused := sandbox.RefusedSecrets(s); refused {
 		return idle
 	}

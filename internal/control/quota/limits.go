@@ -20,6 +20,9 @@ const (
 	AnnotationMemory = "barchan.dev/quota-memory"
 	// AnnotationCounts is "running" or "all".
 	AnnotationCounts = "barchan.dev/quota-counts"
+	// AnnotationVolumes is a whole number; 0 refuses every volume. AnnotationVolumeCapacity is a quantity, "100Gi".
+	AnnotationVolumes        = "barchan.dev/quota-volumes"
+	AnnotationVolumeCapacity = "barchan.dev/quota-volume-capacity"
 )
 
 // Values of AnnotationCounts.
@@ -42,6 +45,8 @@ type Limits struct {
 	Sandboxes Limit
 	MilliCPU  Limit // thousandths of a core
 	Memory    Limit // bytes
+	// Volumes and VolumeCapacity (bytes) bound the volumes of a namespace, and the sum of their capacities.
+	Volumes, VolumeCapacity Limit
 	// CountPaused counts paused sandboxes like running ones.
 	CountPaused bool
 }
@@ -70,6 +75,8 @@ func of(ns *corev1.Namespace, defaults Limits) (limits Limits, faults []error) {
 	set(AnnotationSandboxes, &limits.Sandboxes, parseCount)
 	set(AnnotationCPU, &limits.MilliCPU, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).MilliValue) })
 	set(AnnotationMemory, &limits.Memory, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
+	set(AnnotationVolumes, &limits.Volumes, parseCount)
+	set(AnnotationVolumeCapacity, &limits.VolumeCapacity, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
 	switch text, given := ns.Annotations[AnnotationCounts]; {
 	case !given:
 	case text == CountRunning || text == CountAll:

@@ -162,6 +162,11 @@ func (q *Quotas) hold(ctx context.Context, req Request, first bool) (*Reservatio
 	return r, nil
 }
 
+// Limits returns the limits of a namespace.
+func (q *Quotas) Limits(ctx context.Context, namespace string) (Limits, error) {
+	return q.limits(ctx, namespace)
+}
+
 // limits returns the limits of a namespace. A missing one has the defaults: the API server refuses
 // the write itself.
 func (q *Quotas) limits(ctx context.Context, namespace string) (Limits, error) {

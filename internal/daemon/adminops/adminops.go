@@ -44,7 +44,7 @@ type Config struct {
 
 // Early are the parts of a server that boots.
 type Early struct {
-	HTTP, TLS, CAFile string
+	HTTP, TLS, SSH, CAFile string
 	// ACME is nil without ACME.
 	ACME *acme.Manager
 }
@@ -77,7 +77,7 @@ func New(cfg Config) Server { return Server{cfg: cfg, log: cfg.Log.With(telemetr
 // API returns the admin API over the operations.
 func (s Server) API() (*adminapi.API, error) {
 	return adminapi.New(adminapi.Config{
-		Socket: s.cfg.Config.AdminSocket(), Server: s, Images: imageStore{s}, Base: imageStore{s}, Log: s.cfg.Log,
+		Socket: s.cfg.Config.AdminSocket(), Server: s, Images: imageStore{s}, Build: imageStore{s}, Log: s.cfg.Log,
 		Audit: s.Audit, Addresses: network{s}, Egress: network{s}, Peers: gossip{s}, Checkpoints: transfers{s},
 	})
 }

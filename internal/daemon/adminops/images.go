@@ -2,10 +2,7 @@ package adminops
 
 import (
 	"context"
-	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -18,12 +15,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
-	"github.com/barchan-dev/barchan/internal/daemon/machine"
-	"github.com/barchan-dev/barchan/internal/node/baseimage"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/pull"
 	"github.com/barchan-dev/barchan/internal/node/images"
-	"github.com/barchan-dev/barchan/internal/node/toolchain"
 )
 
 // imageStore keeps the images that sandboxes run, for the admin API.
@@ -155,42 +149,6 @@ func (s imageStore) Prune(ctx context.Context, req adminclient.PruneRequest) ([]
 		out[i] = wireImage(&gone[i])
 	}
 	return out, err
-}
-
-// BuildBase makes the base image from the distribution's packages, or takes the one that was
-// made before, and imports it.
-func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequest, progress func(adminclient.Event)) (adminclient.Image, error) {
-	p, err := s.receiver(ctx)
-	if err != nil {
-		return adminclient.Image{}, err
-	}
-	cfg := baseimage.Config{Dir: filepath.Join(s.cfg.Config.CacheDir, "images"), Ref: s.cfg.Config.BaseImageRef, Rebuild: req.Force}
-	if finder, err := machine.FinderOf(s.cfg.Config); err == nil {
-		cfg.Mmdebstrap, _ = finder.Find(toolchain.Mmdebstrap) // the build reports it if needed
-	}
-	built, err := baseimage.Build(ctx, cfg, func(p baseimage.Progress) {
-		progress(adminclient.Event{Step: p.Step, Done: int64(p.Percent), Total: 100})
-	})
-	if err != nil {
-		return adminclient.Image{}, err
-	}
-	if have, err := p.Machine.Containers.Resolve(ctx, built.Ref); err == nil && have.Digest == built.Digest {
-		return s.described(ctx, have)
-	}
-	if built.Warning != "" {
-		s.log.WarnContext(ctx, "base image with Debian's Node.js", telemetry.Error, built.Warning)
-	}
-	tar, err := os.Open(built.Path)
-	if err != nil {
-		return adminclient.Image{}, fmt.Errorf("open the base image: %w", err)
-	}
-	defer func() { _ = tar.Close() }() // it was only read
-	imported, err := p.Machine.Containers.Import(ctx, tar, built.Size, built.Ref, imageProgress(progress))
-	if err != nil {
-		return adminclient.Image{}, err
-	}
-	s.recheck(ctx, p, imported...)
-	return s.described(ctx, imported[0])
 }
 
 func (s imageStore) described(ctx context.Context, img ctrd.Image) (adminclient.Image, error) {

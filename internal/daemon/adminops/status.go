@@ -30,7 +30,7 @@ func (s Server) Status(ctx context.Context) (adminclient.Status, error) {
 		Version: s.cfg.Version, PID: os.Getpid(), Node: cfg.NodeName, Role: cfg.Role, StartedAt: s.cfg.Started,
 		Ready: ready, Phase: current, DataDir: cfg.DataDir, Sandboxes: map[string]int{},
 		Addresses: adminclient.Addresses{
-			HTTP: early.HTTP, TLS: early.TLS, CAFile: early.CAFile, Domain: cfg.Domain(),
+			HTTP: early.HTTP, TLS: early.TLS, SSH: early.SSH, CAFile: early.CAFile, Domain: cfg.Domain(),
 			Kubeconfig: cfg.Kubeconfig(), APIKeyFile: cfg.APIKeyFile(), Kube: cfg.KubeAddr,
 		},
 	}
@@ -158,8 +158,10 @@ func Doctor(ctx context.Context, cfg config.Config, fresh bool) []adminclient.Ch
 	opts := toolchain.Options{DataDir: cfg.DataDir}
 	if fresh {
 		opts.Addresses = []string{cfg.HTTPAddr, cfg.KubeAddr}
-		if cfg.TLSAddr != "" {
-			opts.Addresses = append(opts.Addresses, cfg.TLSAddr)
+		for _, optional := range []string{cfg.TLSAddr, cfg.SSHAddr} {
+			if optional != "" {
+				opts.Addresses = append(opts.Addresses, optional)
+			}
 		}
 	}
 	var out []adminclient.Check

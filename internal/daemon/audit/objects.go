@@ -98,7 +98,11 @@ func (a Server) pass(ctx context.Context) ([]adminclient.Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.Concat(left, found, v.sandboxes(), kept), nil
+	unowned, err := a.volumes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(left, found, v.sandboxes(), kept, unowned), nil
 }
 
 // Machine compares what needs no objects. It also returns its findings with an error.
@@ -124,11 +128,11 @@ func files(cfg *config.Config) (found []adminclient.Finding, err error) {
 }
 
 // strayFiles finds leftovers of interrupted writes in the data directory, except in the directories of sandboxes, etcd and
-// containerd, of template builds, which their store checks, and of memory on disk, which the node checks.
+// containerd, of volumes, whose files are their tenants', of template builds, which their store checks, and of memory on disk, which the node checks.
 func strayFiles(cfg *config.Config) (stray []string, err error) {
 	notOurs := []string{
 		filepath.Join(cfg.DataDir, "containerd"), filepath.Join(cfg.DataDir, "apiserver", "etcd"), filepath.Join(cfg.DataDir, "node", "memory"),
-		filepath.Join(cfg.DataDir, "node", "sandboxes"), filepath.Join(cfg.DataDir, "node", "claims"),
+		filepath.Join(cfg.DataDir, "node", "sandboxes"), filepath.Join(cfg.DataDir, "node", "claims"), filepath.Join(cfg.DataDir, "node", "volumes"),
 		filepath.Join(cfg.DataDir, "node", "checkpoints"), filepath.Join(cfg.DataDir, "builds"), cfg.RunDir, cfg.CacheDir,
 	}
 	err = filepath.WalkDir(cfg.DataDir, func(path string, d fs.DirEntry, err error) error {

@@ -1,6 +1,6 @@
 // Package defaults makes the objects and files that a new server starts with: base template, its pool, the local API key, secrets.
 //
-// It changes nothing that exists.
+// It changes nothing that exists, but for the image of the code interpreter's template, which a command makes.
 package defaults
 
 import (
@@ -44,7 +44,7 @@ func Make(ctx context.Context, cfg *config.Config, as *rest.Config) error {
 		return fmt.Errorf("make template %s: %w", cfg.DefaultTemplate, err)
 	}
 	if cfg.PoolSize > 0 {
-		if err := ensure(ctx, api, basePool(cfg)); err != nil {
+		if err := ensure(ctx, api, poolOf(cfg, cfg.DefaultTemplate)); err != nil {
 			return fmt.Errorf("make pool %s: %w", cfg.DefaultTemplate, err)
 		}
 	}
@@ -79,13 +79,14 @@ func baseTemplate(cfg *config.Config) *extensions.SandboxTemplate {
 	}
 }
 
-func basePool(cfg *config.Config) *extensions.SandboxWarmPool {
+// poolOf returns a pool of a public template, in the namespace of the local command line.
+func poolOf(cfg *config.Config, template string) *extensions.SandboxWarmPool {
 	size := int32(cfg.PoolSize) //nolint:gosec // bounded by Validate
 	return &extensions.SandboxWarmPool{
-		ObjectMeta: metav1.ObjectMeta{Namespace: localKeyNamespace, Name: cfg.DefaultTemplate},
+		ObjectMeta: metav1.ObjectMeta{Namespace: localKeyNamespace, Name: template},
 		Spec: extensions.SandboxWarmPoolSpec{
 			Replicas:           &size,
-			SandboxTemplateRef: extensions.SandboxTemplateRef{Name: cfg.DefaultTemplate},
+			SandboxTemplateRef: extensions.SandboxTemplateRef{Name: template},
 			Barchan:            &extensions.WarmPoolBarchanSpec{TemplateNamespace: templates.PublicNamespace},
 		},
 	}

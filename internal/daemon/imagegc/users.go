@@ -50,6 +50,11 @@ func (o *objects) names(p *corev1.PodSpec, full string) bool {
 	return slices.ContainsFunc(slices.Concat(p.InitContainers, p.Containers), func(c corev1.Container) bool { return o.is(c.Image, full) })
 }
 
+// builtFrom reports whether a build or one of its stages starts from an image.
+func (o *objects) builtFrom(b *barchan.TemplateBuildSpec, full string) bool {
+	return b.From != nil && o.is(b.From.Image, full) || slices.ContainsFunc(b.Stages, func(s barchan.BuildStage) bool { return o.is(s.From.Image, full) })
+}
+
 // users adds the objects that name an image to those that were made from it: sandboxes that have not started, templates, and
 // builds that have not ended. Sandboxes that are being deleted need no image. full is the image's whole name.
 func (o *objects) users(full string, made []sandbox.Ref, checkpoints []sandbox.CheckpointRef) (u Users) {
@@ -83,7 +88,7 @@ func (o *objects) users(full string, made []sandbox.Ref, checkpoints []sandbox.C
 	}
 	for i := range o.builds {
 		b := &o.builds[i]
-		if open := b.Status.Phase != barchan.BuildReady && b.Status.Phase != barchan.BuildFailed; open && b.Spec.From != nil && o.is(b.Spec.From.Image, full) {
+		if open := b.Status.Phase != barchan.BuildReady && b.Status.Phase != barchan.BuildFailed; open && o.builtFrom(&b.Spec, full) {
 			u.builds = append(u.builds, b.Namespace+"/"+b.Name)
 		}
 	}

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -24,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/health"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
@@ -55,13 +55,12 @@ type Machine struct {
 // Hooks connect a machine to the server around it; each is optional.
 type Hooks struct {
 	Exists   func(ctx context.Context, ref sandbox.Ref) (bool, error)
+	Objects  podsource.Objects
 	Tokens   *sandbox.Tokens
 	Metrics  prometheus.Registerer
 	Health   *health.Gate
 	Written  func(error)
 	Repaired func(ctx context.Context, r ipam.Repair)
-	// Secret reads a Secret, whose absence is an errs.ErrNotFound.
-	Secret func(ctx context.Context, namespace, name string) (*corev1.Secret, error)
 	// ImageRoom, ImagePulled and Pulling are those of node.Config.
 	ImageRoom   func(ctx context.Context, bytes int64) error
 	ImagePulled func()
@@ -136,8 +135,8 @@ func (m *Machine) nodeConfig(cfg *config.Config, log *slog.Logger, h Hooks) (nod
 		DefaultLimits: oci.Limits{
 			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),
 		},
-		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.Exists, Log: log, Refuse: h.Health.Err, CheckSpace: hostcheck.CheckSpace(cfg), Journalled: h.Written, OnRepair: h.Repaired, Metrics: h.Metrics,
-		Secret: h.Secret, ImageRoom: h.ImageRoom, ImagePulled: h.ImagePulled, OnPull: h.Pulling,
+		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.Exists, Objects: h.Objects, Log: log, Refuse: h.Health.Err, CheckSpace: hostcheck.CheckSpace(cfg), Journalled: h.Written, OnRepair: h.Repaired, Metrics: h.Metrics,
+		ImageRoom: h.ImageRoom, ImagePulled: h.ImagePulled, OnPull: h.Pulling,
 	}
 	if failpoint.Enabled {
 		out.AfterStep = func(step string) error { return failpoint.Err("node/" + step) }

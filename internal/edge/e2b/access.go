@@ -24,6 +24,7 @@ var (
 	templateResource   = schema.GroupResource{Group: extensions.GroupVersion.Group, Resource: "sandboxtemplates"}
 	buildResource      = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "templatebuilds"}
 	checkpointResource = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "checkpoints"}
+	volumeResource     = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "volumes"}
 	keyResource        = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "apikeys"}
 
 	updateSandboxes = kubeauth.Access{Verb: "update", Resource: sandboxResource}
@@ -60,14 +61,28 @@ var accessOf = map[string]kubeauth.Access{
 	"GET /v2/templates":                                   {Verb: "list", Resource: templateResource},
 	"GET /templates/{templateID}":                         {Verb: "get", Resource: templateResource},
 	"GET /templates/aliases/{alias}":                      {Verb: "get", Resource: templateResource},
+	"PATCH /templates/{templateID}":                       {Verb: "update", Resource: templateResource},
+	"PATCH /v2/templates/{templateID}":                    {Verb: "update", Resource: templateResource},
+	"POST /templates/tags":                                {Verb: "update", Resource: templateResource},
+	"DELETE /templates/tags":                              {Verb: "delete", Resource: templateResource},
+	tagsRoute:                                             {Verb: "get", Resource: templateResource},
+	"DELETE /templates/{templateID}/builds/{buildID}":     {Verb: "delete", Resource: buildResource},
 	"POST /v3/templates":                                  {Verb: "create", Resource: buildResource},
 	"POST /v2/templates":                                  {Verb: "create", Resource: buildResource},
 	"GET /templates/{templateID}/files/{hash}":            {Verb: "create", Resource: buildResource},
 	"POST /v2/templates/{templateID}/builds/{buildID}":    {Verb: "update", Resource: buildResource},
 	"GET /templates/{templateID}/builds/{buildID}/status": {Verb: "get", Resource: buildResource},
 	"GET /templates/{templateID}/builds/{buildID}/logs":   {Verb: "get", Resource: buildResource},
+	"GET /volumes":                                        {Verb: "list", Resource: volumeResource},
+	"POST /volumes":                                       {Verb: "create", Resource: volumeResource},
+	"GET /volumes/{volumeID}":                             {Verb: "update", Resource: volumeResource}, // it returns the token of the files
+	"DELETE /volumes/{volumeID}":                          {Verb: "delete", Resource: volumeResource},
 	"GET /teams":                                          {Verb: "list", Resource: sandboxResource},
+	"GET /ssh":                                            {Verb: "list", Resource: sandboxResource},
 	"GET /api-keys":                                       {Verb: "list", Resource: keyResource},
+	"GET /ssh-keys":                                       {Verb: "list", Resource: keyResource},
+	"POST /ssh-keys":                                      {Verb: "update", Resource: keyResource},
+	"DELETE /ssh-keys":                                    {Verb: "update", Resource: keyResource},
 	"POST /api-keys":                                      {Verb: "create", Resource: keyResource},
 	"DELETE /api-keys/{apiKeyID}":                         {Verb: "delete", Resource: keyResource},
 }

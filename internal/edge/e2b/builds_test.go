@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/control/builds"
@@ -88,11 +89,12 @@ func (b *builder) build(ctx context.Context, one *barchan.TemplateBuild) error {
 			return err
 		}
 	}
-	made := fakecluster.Template(one.Namespace, one.Spec.TemplateName, "base")
-	made.Labels = map[string]string{barchan.LabelBuild: one.Name}
-	made.Annotations = map[string]string{pool.AnnotationTemplateID: pool.BuiltTemplateID(one.Namespace, one.Spec.TemplateName)}
-	if err := client.IgnoreAlreadyExists(b.cluster.Create(ctx, made)); err != nil {
-		return err
+	for _, tag := range one.Spec.Tags {
+		made := pool.NewTag(one.Namespace, one.Spec.TemplateName, tag)
+		pool.SetBuild(made, pool.Result{Build: one.Name, Blueprint: &fakecluster.Template(one.Namespace, "x", "base").Spec.SandboxBlueprint, Policies: &agents.BarchanSpec{}})
+		if err := client.IgnoreAlreadyExists(b.cluster.Create(ctx, made)); err != nil {
+			return err
+		}
 	}
 	return b.cluster.Status().Update(ctx, one)
 }
@@ -202,12 +204,24 @@ func TestBuildErrors(t *testing.T) {
 		"name":             {"POST", "/v3/templates", `{"name":"My_App"}`, nil, 400, `name: "My_App" must have`},
 		"path as a name":   {"POST", "/v2/templates", `{"name":"../x"}`, nil, 400, `name: ".." is not your team`},
 		"other team":       {"POST", "/v3/templates", `{"name":"team-b/x"}`, nil, 400, `name: "team-b" is not your team`},
-		"tag":              {"POST", "/v3/templates", `{"name":"x:v1"}`, nil, 400, "tags: tags are not supported yet"},
-		"tags":             {"POST", "/v3/templates", `{"name":"x","tags":["default","v1"]}`, nil, 400, `"v1"`},
+		"tag":              {"POST", "/v3/templates", `{"name":"x:-v1"}`, nil, 400, "tags[0]: "},
+		"tags":             {"POST", "/v3/templates", `{"name":"x","tags":["default","v/1"]}`, nil, 400, "tags[1]: "},
+		"build as a tag":   {"POST", "/v3/templates", `{"name":"x","tags":["` + used[len(used)-36:] + `"]}`, nil, 400, "must not be a UUID"},
+		"no tags":          {"POST", "/templates/tags", `{"target":"x","tags":[]}`, nil, 400, "tags: must have at least one"},
+		"unknown target":   {"POST", "/templates/tags", `{"target":"nope:v1","tags":["v2"]}`, nil, 404, "template 'nope' not found"},
+		"operator's tag":   {"POST", "/templates/tags", `{"target":"broken","tags":["v2"]}`, nil, 403, "not made by a build of yours"},
+		"foreign target":   {"POST", "/templates/tags", `{"target":"team-b/x","tags":["v2"]}`, nil, 400, `target: "team-b" is not your team`},
+		"default tag":      {"DELETE", "/templates/tags", `{"name":"x","tags":["default"]}`, nil, 400, "cannot delete the 'default' tag"},
+		"tag in the name":  {"DELETE", "/templates/tags", `{"name":"x:v1","tags":["v2"]}`, nil, 400, "name: must not have a tag"},
+		"tags of nothing":  {"GET", "/templates/nope/tags", "", nil, 404, "template 'nope' not found"},
+		"publishing":       {"PATCH", "/v2/templates/broken", `{"public":true}`, nil, 403, "public: templates of a team cannot be published"},
+		"pushed image":     {"POST", "/templates", `{"dockerfile":"FROM x"}`, nil, 501, "use `e2b template create`, or Template.build"},
+		"another rebuild":  {"POST", "/templates/mine", `{"dockerfile":"FROM x"}`, nil, 501, "use `e2b template create`"},
+		"foreign cancel":   {"DELETE", read, "", []string{"X-API-Key", f.other}, 404, "not found"},
 		"cpuCount":         {"POST", "/v3/templates", `{"name":"x","cpuCount":-1}`, nil, 400, "cpuCount: must be from 1"},
 		"memoryMB":         {"POST", "/v3/templates", `{"name":"x","memoryMB":2147483647}`, nil, 400, "memoryMB: must be from 1"},
 		"no number":        {"POST", "/v3/templates", `{"name":"x","memoryMB":"1Gi"}`, nil, 400, "memoryMB: must be an integer"},
-		"disk":             {"POST", "/v3/templates", `{"name":"x","minFreeDiskMb":1}`, nil, 400, "minFreeDiskMb: not available"},
+		"disk":             {"POST", "/v3/templates", `{"name":"x","minFreeDiskMb":2147483647}`, nil, 400, "minFreeDiskMb: the server's disk"},
 		"no build's":       {"POST", "/v3/templates", `{"name":"broken"}`, nil, 409, "not made by a build"},
 		"unknown build":    {"POST", "/v2/templates/mine/builds/nope", `{"fromImage":"x"}`, nil, 404, "build 'nope' of template 'mine' not found"},
 		"odd build":        {"GET", "/templates/mine/builds/..%2fx/status", "", nil, 404, "not found"},

@@ -275,7 +275,7 @@ func TestErrorsHaveOneShape(t *testing.T) {
 		"builds":             {"POST", "/v3/templates", "{}", nil, 501, "template builds: not available"},
 		"deleting templates": {"DELETE", "/templates/base", "", nil, 501, "not available"},
 		"deleting no other":  {"DELETE", "/templates/nope", "", nil, 404, "template 'nope' not found"},
-		"publishing":         {"PATCH", "/v2/templates/base", `{"public":true}`, nil, 501, "publishing and unpublishing templates: not available"},
+		"publishing":         {"PATCH", "/v2/templates/base", `{"public":false}`, nil, 403, "public: the operator decides"},
 		"deleting nothing":   {"DELETE", "/templates/a%2Fb%3Adefault", "", nil, 404, "snapshot 'a/b:default' not found"},
 		"volume":             {"GET", "/volumes/x", "", nil, 501, "volumes: not available"},
 		"alias":              {"GET", "/templates/aliases/nope", "", nil, 404, "template 'nope' not found"},
@@ -531,6 +531,46 @@ func TestTemplatesTeamsAndKeys(t *testing.T) {
 	}
 	f.want(204, nil, "DELETE", "/api-keys/"+made.ID, "")
 	f.want(401, nil, "GET", "/teams", "", "X-API-Key", made.Key)
+}
+
+// TestSSHKeys adds, lists and removes the public keys of an API key.
+func TestSSHKeys(t *testing.T) {
+	f := newFixture(t)
+	const line = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAUBDrX+0xLqPBfPRqKcHIpaWNEL3tT8FZ1HSq6eMTE6 me@home"
+	var made SSHKey
+	f.want(201, &made, "POST", "/ssh-keys", `{"publicKey":"`+line+`"}`)
+	if !strings.HasPrefix(made.Fingerprint, "SHA256:") || made.Comment != "me@home" || made.PublicKey != line {
+		t.Errorf("made %+v", made)
+	}
+	f.want(201, &made, "POST", "/ssh-keys", `{"publicKey":"`+strings.TrimSuffix(line, " me@home")+` other"}`)
+	var list []SSHKey
+	f.want(200, &list, "GET", "/ssh-keys", "")
+	if len(list) != 1 || list[0].Comment != "other" {
+		t.Errorf("a key that is added again: %+v", list)
+	}
+	var second CreatedAPIKey
+	f.want(201, &second, "POST", "/api-keys", `{"name":"second"}`)
+	f.want(200, &list, "GET", "/ssh-keys", "", "X-API-Key", second.Key)
+	if len(list) != 0 {
+		t.Errorf("another API key has %+v", list)
+	}
+	for body, want := range map[string]string{
+		`{"publicKey":"ssh-ed25519 AAAA"}`:           "publicKey: must have a ssh-ed25519 key",
+		`{"publicKey":"ssh-dss AAAA"}`:               "publicKey: must be a public key",
+		`{"publicKey":"command=\"x\" ` + line + `"}`: "publicKey: must be a public key",
+		`{}`: "publicKey",
+	} {
+		if status, text, _ := f.do("POST", "/ssh-keys", body); status != 400 || !strings.Contains(text, want) {
+			t.Errorf("%s: %d %s, want %q", body, status, text, want)
+		}
+	}
+	f.want(404, nil, "GET", "/ssh", "")
+	f.want(404, nil, "DELETE", "/ssh-keys?fingerprint=SHA256:none", "")
+	f.want(204, nil, "DELETE", "/ssh-keys?fingerprint="+url.QueryEscape(made.Fingerprint), "")
+	f.want(200, &list, "GET", "/ssh-keys", "")
+	if len(list) != 0 {
+		t.Errorf("a removed key is listed: %+v", list)
+	}
 }
 
 // TestKeysOfAKeyThatEnds end with it.

@@ -13,6 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/volumetree"
 	"github.com/barchan-dev/barchan/internal/control/manager/idempotency"
 )
 
@@ -46,6 +47,8 @@ func answerTo(err error) answer {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return answer{statusClosed, "the client went away"}
+	case errors.Is(err, volumetree.ErrFull): // 429 would mean that a later request succeeds
+		a.status = http.StatusInsufficientStorage
 	case errors.Is(err, idempotency.ErrKeyReused):
 		a.status = http.StatusUnprocessableEntity
 	case !known && errors.Is(err, context.DeadlineExceeded):

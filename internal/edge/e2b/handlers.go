@@ -13,6 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/manager/creating"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 )
 
 // handlers implements the generated StrictServerInterface.
@@ -65,6 +66,9 @@ func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKe
 		IdempotencyKey:  deref(key),
 		QueueTimeout:    seconds(deref(queue)),
 	}
+	for _, m := range deref(b.VolumeMounts) {
+		req.VolumeMounts = append(req.VolumeMounts, volumes.Mount{Name: m.Name, Path: m.Path})
+	}
 	if b.AutoPause != nil {
 		req.OnTimeout = agents.TimeoutShutdown
 		if *b.AutoPause {
@@ -81,8 +85,6 @@ func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKe
 func refuseUnavailable(b *NewSandbox) error {
 	n := deref(b.Network)
 	switch {
-	case len(deref(b.VolumeMounts)) > 0:
-		return invalid("volumeMounts: volumes are not available on this server yet")
 	case len(deref(b.Iam)) > 0:
 		return invalid("iam: workload identity is not available on this server yet")
 	case len(n.HTTPSPorts) > 0:
@@ -146,7 +148,7 @@ func (h *handlers) ListSandboxes(ctx context.Context, r ListSandboxesRequestObje
 			return nil, err
 		}
 		for _, v := range page.Items {
-			all = append(all, listedSandbox(v))
+			all = append(all, h.listed(ctx, v))
 		}
 		if req.Cursor = page.Next; req.Cursor == "" {
 			return all, nil
@@ -187,7 +189,7 @@ func (h *handlers) ListSandboxesV2(ctx context.Context, r ListSandboxesV2Request
 	}
 	out := sandboxPage{items: make([]ListedSandbox, len(page.Items)), next: page.Next, running: page.Running}
 	for i, v := range page.Items {
-		out.items[i] = listedSandbox(v)
+		out.items[i] = h.listed(ctx, v)
 	}
 	return out, nil
 }

@@ -3,6 +3,7 @@ package e2b
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -38,6 +39,18 @@ func (n noBuilds) VisitGetTemplateBuildStatusResponse(w http.ResponseWriter) err
 // VisitGetTemplateBuildLogsResponse implements the generated interface.
 func (n noBuilds) VisitGetTemplateBuildLogsResponse(w http.ResponseWriter) error { return n.write(w) }
 
+// VisitAssignTemplateTagsResponse implements the generated interface.
+func (n noBuilds) VisitAssignTemplateTagsResponse(w http.ResponseWriter) error { return n.write(w) }
+
+// VisitDeleteTemplateTagsResponse implements the generated interface.
+func (n noBuilds) VisitDeleteTemplateTagsResponse(w http.ResponseWriter) error { return n.write(w) }
+
+// VisitListTemplateTagsResponse implements the generated interface.
+func (n noBuilds) VisitListTemplateTagsResponse(w http.ResponseWriter) error { return n.write(w) }
+
+// VisitCancelTemplateBuildResponse implements the generated interface.
+func (n noBuilds) VisitCancelTemplateBuildResponse(w http.ResponseWriter) error { return n.write(w) }
+
 // RequestTemplateBuild is POST /v3/templates.
 func (h *handlers) RequestTemplateBuild(ctx context.Context, r RequestTemplateBuildRequestObject) (RequestTemplateBuildResponseObject, error) {
 	if h.manager.Builds == nil {
@@ -63,18 +76,15 @@ func (h *handlers) RequestTemplateBuildV2(ctx context.Context, r RequestTemplate
 }
 
 func (h *handlers) requestBuild(ctx context.Context, b *NewTemplateBuild) (RequestedTemplateBuild, error) {
-	if deref(b.MinFreeDiskMB) != 0 {
-		return RequestedTemplateBuild{}, invalid("minFreeDiskMb: not available on this server yet")
-	}
 	got, err := h.manager.Builds.Request(ctx, builds.Request{
 		Namespace: callerOf(ctx).Namespace, Name: cmp.Or(deref(b.Name), deref(b.Alias)), Tags: b.Tags,
-		CPUs: int(deref(b.CPUCount)), MemoryMB: int(deref(b.MemoryMB)),
+		CPUs: int(deref(b.CPUCount)), MemoryMB: int(deref(b.MemoryMB)), MinFreeMB: int(deref(b.MinFreeDiskMB)),
 	})
 	if err != nil {
 		return RequestedTemplateBuild{}, err
 	}
 	return RequestedTemplateBuild{
-		TemplateID: got.TemplateID, BuildID: got.BuildID, Public: got.Public, Tags: []string{got.Tag},
+		TemplateID: got.TemplateID, BuildID: got.BuildID, Public: got.Public, Tags: got.Tags,
 		Aliases: []string{got.Name}, Names: []string{callerOf(ctx).Namespace + "/" + got.Name},
 	}, nil
 }
@@ -100,10 +110,10 @@ func (h *handlers) StartTemplateBuild(ctx context.Context, r StartTemplateBuildR
 	b := r.Body
 	what := builds.Instructions{
 		FromImage: deref(b.FromImage), FromTemplate: deref(b.FromTemplate), Registry: registryOf(b.FromImageRegistry),
-		StartCommand: deref(b.StartCmd), ReadyCommand: deref(b.ReadyCmd), Force: deref(b.Force), Steps: make([]builds.Step, len(b.Steps)),
+		StartCommand: deref(b.StartCmd), ReadyCommand: deref(b.ReadyCmd), Force: deref(b.Force), Steps: buildSteps(b.Steps), Secrets: b.Secrets,
 	}
-	for i, s := range b.Steps {
-		what.Steps[i] = builds.Step{Type: s.Type, Args: s.Args, FilesHash: deref(s.FilesHash), Force: deref(s.Force)}
+	for _, s := range b.Stages {
+		what.Stages = append(what.Stages, builds.Stage{Name: s.Name, FromImage: deref(s.FromImage), FromTemplate: deref(s.FromTemplate), Steps: buildSteps(s.Steps)})
 	}
 	if err := h.manager.Builds.Trigger(ctx, callerOf(ctx).Namespace, r.TemplateID, r.BuildID, what); err != nil {
 		return nil, err
@@ -121,6 +131,16 @@ func registryOf(wire *ImageRegistry) *builds.Registry {
 	}
 }
 
+func buildSteps(wire []TemplateStep) []builds.Step {
+	steps := make([]builds.Step, len(wire))
+	for i, s := range wire {
+		steps[i] = builds.Step{
+			Type: s.Type, Args: s.Args, FilesHash: deref(s.FilesHash), From: s.From, Mounts: s.Mounts, Network: deref(s.Network), Force: deref(s.Force),
+		}
+	}
+	return steps
+}
+
 // GetTemplateBuildStatus is GET /templates/{templateID}/builds/{buildID}/status.
 func (h *handlers) GetTemplateBuildStatus(ctx context.Context, r GetTemplateBuildStatusRequestObject) (GetTemplateBuildStatusResponseObject, error) {
 	if h.manager.Builds == nil {
@@ -130,7 +150,16 @@ func (h *handlers) GetTemplateBuildStatus(ctx context.Context, r GetTemplateBuil
 	if err != nil {
 		return nil, err
 	}
-	v, err := h.manager.Builds.Status(ctx, callerOf(ctx).Namespace, r.TemplateID, r.BuildID, int(deref(r.Params.LogsOffset)), limit)
+	if err := checkLogs(nil, r.Params.Level); err != nil {
+		return nil, err
+	}
+	least := slog.LevelDebug
+	if r.Params.Level != nil {
+		least = levelNamed(*r.Params.Level)
+	}
+	v, err := h.manager.Builds.Status(ctx, callerOf(ctx).Namespace, r.TemplateID, r.BuildID, builds.StatusRequest{
+		Offset: int(deref(r.Params.LogsOffset)), Limit: limit, AtLeast: least,
+	})
 	if err != nil {
 		return nil, err
 	}

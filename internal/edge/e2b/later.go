@@ -7,24 +7,28 @@ import (
 
 // notYet has the features of E2B that Barchan lacks, by their routes.
 var notYet = map[string][]string{
-	"template builds of the CLI's first version": {"POST /templates", "POST /templates/{id}", "POST /templates/{id}/builds/{rest...}"},
-	"publishing and unpublishing templates":      {"PATCH /templates/{id}", "PATCH /v2/templates/{id}"},
+	pushedBuilds: {"POST /templates", "POST /templates/{id}", "POST /templates/{id}/builds/{rest...}"},
 
-	"template tags":     {"POST /templates/tags", "DELETE /templates/tags", "GET /templates/{id}/tags"},
-	"volumes":           {"/volumes", "/volumes/{rest...}", "/volumecontent/{rest...}"},
 	"secrets":           {"/secrets", "/secrets/{rest...}"},
 	"team metrics":      {"GET /teams/{id}/metrics", "GET /teams/{id}/metrics/max"},
 	"renaming API keys": {"PATCH /api-keys/{id}"},
 	"access tokens":     {"/access-tokens", "/access-tokens/{rest...}"},
 }
 
+// pushedBuilds are those of a Docker daemon that pushes the image.
+const pushedBuilds = "template builds whose image a Docker daemon pushes"
+
 // laterRoutes answers 501 there: a 404 would mean to the SDKs that the sandbox is gone.
 func laterRoutes() *http.ServeMux {
 	mux := http.NewServeMux()
 	for what, patterns := range notYet {
+		message := what + ": not available on this server yet"
+		if what == pushedBuilds {
+			message = what + ": not available, for this server is no registry; use `e2b template create`, or Template.build of the SDK"
+		}
 		for _, pattern := range patterns {
 			mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) {
-				writeError(w, http.StatusNotImplemented, what+": not available on this server yet")
+				writeError(w, http.StatusNotImplemented, message)
 			})
 		}
 	}

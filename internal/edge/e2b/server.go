@@ -46,6 +46,8 @@ type Config struct {
 	// DefaultTimeout is the time to live of a sandbox made or connected to by the v2 routes
 	// without a timeout. Default 300 s.
 	DefaultTimeout time.Duration
+	// SSH is how clients reach sandboxes over SSH; nil: they cannot.
+	SSH *SSHAccess
 	// Tokens accepts tokens of a Kubernetes cluster as keys; nil: there are API keys alone.
 	Tokens Tokens
 	// Metrics, if set, gets the request histogram.
@@ -56,6 +58,7 @@ type Config struct {
 type Server struct {
 	manager        *manager.Manager
 	tokens         Tokens // nil: there are none
+	ssh            *SSHAccess
 	log            *slog.Logger
 	domains        []string
 	domain         string
@@ -75,7 +78,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("e2b: MaxBody and DefaultTimeout must be positive: %w", errs.ErrInvalid)
 	}
 	s := &Server{
-		manager: cfg.Manager, tokens: cfg.Tokens, log: cfg.Log.With(telemetry.Component, "e2b"),
+		manager: cfg.Manager, tokens: cfg.Tokens, ssh: cfg.SSH, log: cfg.Log.With(telemetry.Component, "e2b"),
 		domains: cfg.Domains, domain: cfg.Domain,
 		maxBody: cfg.MaxBody, defaultTimeout: cfg.DefaultTimeout,
 		mux: http.NewServeMux(), later: laterRoutes(),
@@ -97,10 +100,34 @@ func New(cfg Config) (*Server, error) {
 		ResponseErrorHandlerFunc: s.fail,
 	})
 	HandlerWithOptions(strict, StdHTTPServerOptions{
-		BaseRouter:       s.mux,
+		BaseRouter:       router{s.mux},
 		ErrorHandlerFunc: func(w http.ResponseWriter, r *http.Request, err error) { s.fail(w, r, badParameter(err)) },
 	})
 	return s, nil
+}
+
+// tagsInMux is tagsRoute in a form that a mux can have beside GET /templates/aliases/{alias}, which takes precedence.
+const (
+	tagsRoute = "GET /templates/{templateID}/tags"
+	tagsInMux = "GET /templates/{templateID}/{tags}"
+)
+
+// router registers that route so.
+type router struct{ *http.ServeMux }
+
+// HandleFunc implements the generated interface.
+func (r router) HandleFunc(pattern string, serve func(http.ResponseWriter, *http.Request)) {
+	if pattern != tagsRoute {
+		r.ServeMux.HandleFunc(pattern, serve)
+		return
+	}
+	r.ServeMux.HandleFunc(tagsInMux, func(w http.ResponseWriter, req *http.Request) {
+		if req.PathValue("tags") != "tags" {
+			writeError(w, http.StatusNotFound, fmt.Sprintf("no such route: %s %s", req.Method, req.URL.Path))
+			return
+		}
+		serve(w, req)
+	})
 }
 
 // ServeHTTP implements http.Handler.
@@ -108,6 +135,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	out := &recorder{ResponseWriter: w}
 	_, route := s.mux.Handler(r)
+	if route == tagsInMux {
+		route = tagsRoute
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			s.panicked(out, r, p)
@@ -125,6 +155,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.serveUpload(out, r, upload)
 	case r.Method == http.MethodOptions:
 		out.WriteHeader(http.StatusNoContent)
+	case route != "" && strings.HasPrefix(r.URL.Path, contentPath):
+		s.serveContent(out, r)
 	case route == "":
 		s.noRoute(out, r)
 	default:

@@ -32,30 +32,31 @@ func (s *Server) sandbox(ctx context.Context, v sandboxes.Sandbox) Sandbox {
 	}
 }
 
-func listedSandbox(v sandboxes.Sandbox) ListedSandbox {
+func (s *Server) listed(ctx context.Context, v sandboxes.Sandbox) ListedSandbox {
 	return ListedSandbox{
-		SandboxID:   string(v.ID),
-		Name:        optional(v.Name),
-		TemplateID:  v.TemplateID,
-		Alias:       optional(v.TemplateName),
-		ClientID:    clientID,
-		StartedAt:   v.StartedAt,
-		EndAt:       v.EndAt,
-		CPUCount:    int32(v.Size.CPUs),
-		MemoryMB:    v.Size.MemoryMB,
-		DiskSizeMB:  v.Size.DiskMB,
-		State:       SandboxState(v.State),
-		EnvdVersion: envd.Version,
-		Metadata:    stringMap(v.Metadata),
+		VolumeMounts: s.volumeMounts(ctx, v),
+		SandboxID:    string(v.ID),
+		Name:         optional(v.Name),
+		TemplateID:   v.TemplateID,
+		Alias:        optional(v.TemplateName),
+		ClientID:     clientID,
+		StartedAt:    v.StartedAt,
+		EndAt:        v.EndAt,
+		CPUCount:     int32(v.Size.CPUs),
+		MemoryMB:     v.Size.MemoryMB,
+		DiskSizeMB:   v.Size.DiskMB,
+		State:        SandboxState(v.State),
+		EnvdVersion:  envd.Version,
+		Metadata:     stringMap(v.Metadata),
 	}
 }
 
 func (s *Server) detail(ctx context.Context, v sandboxes.Sandbox) SandboxDetail {
-	l := listedSandbox(v)
+	l := s.listed(ctx, v)
 	d := SandboxDetail{
 		SandboxID: l.SandboxID, Name: l.Name, TemplateID: l.TemplateID, Alias: l.Alias, ClientID: l.ClientID,
 		StartedAt: l.StartedAt, EndAt: l.EndAt, CPUCount: l.CPUCount, MemoryMB: l.MemoryMB, DiskSizeMB: l.DiskSizeMB,
-		State: l.State, EnvdVersion: l.EnvdVersion, Metadata: l.Metadata,
+		State: l.State, EnvdVersion: l.EnvdVersion, Metadata: l.Metadata, VolumeMounts: l.VolumeMounts,
 		Domain:  optional(callerOf(ctx).domain),
 		Network: network(v),
 		Memory:  optional(string(v.Memory)),
@@ -164,14 +165,14 @@ func template(t templates.Template) Template {
 	return Template{
 		TemplateID: t.ID, BuildID: buildOf(t), BuildStatus: buildReady, BuildCount: 1,
 		CPUCount: int32(t.Size.CPUs), MemoryMB: t.Size.MemoryMB, DiskSizeMB: t.Size.DiskMB,
-		Public: t.Public, Aliases: t.Aliases, Names: templateNames(t),
+		Public: t.Public, Aliases: t.Aliases, Names: templateNames(t), Tags: tagNames(t),
 		CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt, EnvdVersion: envd.Version,
 	}
 }
 
 func templateWithBuilds(t templates.Template) TemplateWithBuilds {
 	return TemplateWithBuilds{
-		TemplateID: t.ID, Public: t.Public, Aliases: t.Aliases, Names: templateNames(t),
+		TemplateID: t.ID, Public: t.Public, Aliases: t.Aliases, Names: templateNames(t), Tags: templateTags(t.Tags),
 		CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt,
 		Builds: []TemplateBuild{{
 			BuildID: buildOf(t), Status: buildReady, EnvdVersion: envd.Version,
@@ -179,6 +180,14 @@ func templateWithBuilds(t templates.Template) TemplateWithBuilds {
 			CPUCount: int32(t.Size.CPUs), MemoryMB: t.Size.MemoryMB, DiskSizeMB: t.Size.DiskMB,
 		}},
 	}
+}
+
+func tagNames(t templates.Template) []string {
+	names := make([]string, len(t.Tags))
+	for i, tag := range t.Tags {
+		names[i] = tag.Name
+	}
+	return names
 }
 
 func templateNames(t templates.Template) []string {

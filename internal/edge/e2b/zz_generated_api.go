@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"time"
 
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/oapi-codegen/runtime"
 )
 
@@ -95,6 +96,30 @@ func (e SandboxState) Valid() bool {
 	}
 }
 
+// Defines values for VolumeEntryType.
+const (
+	VolumeEntryDirectory VolumeEntryType = "directory"
+	VolumeEntryFile      VolumeEntryType = "file"
+	VolumeEntrySymlink   VolumeEntryType = "symlink"
+	VolumeEntryUnknown   VolumeEntryType = "unknown"
+)
+
+// Valid indicates whether the value is a known member of the VolumeEntryType enum.
+func (e VolumeEntryType) Valid() bool {
+	switch e {
+	case VolumeEntryDirectory:
+		return true
+	case VolumeEntryFile:
+		return true
+	case VolumeEntrySymlink:
+		return true
+	case VolumeEntryUnknown:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ListSandboxesV2ParamsOrder.
 const (
 	OrderAsc  ListSandboxesV2ParamsOrder = "asc"
@@ -124,6 +149,20 @@ type APIKey struct {
 	LastUsed  *time.Time `json:"lastUsed"`
 	Mask      KeyMask    `json:"mask"`
 	Name      string     `json:"name"`
+}
+
+// AssignTags defines model for AssignTags.
+type AssignTags struct {
+	Tags []string `json:"tags"`
+
+	// Target <name>:<tag>, or <name> for its tag default; also <name>:<build ID> of a build that a tag refers to.
+	Target string `json:"target"`
+}
+
+// AssignedTags defines model for AssignedTags.
+type AssignedTags struct {
+	BuildID string   `json:"buildID"`
+	Tags    []string `json:"tags"`
 }
 
 // BuildLogEntry defines model for BuildLogEntry.
@@ -164,6 +203,14 @@ type CreatedAPIKey struct {
 	Name      string     `json:"name"`
 }
 
+// DeleteTags defines model for DeleteTags.
+type DeleteTags struct {
+	Name string `json:"name"`
+
+	// Tags Any but default. Unknown ones are ignored.
+	Tags []string `json:"tags"`
+}
+
 // Error defines model for Error.
 type Error struct {
 	Code    int32  `json:"code"`
@@ -176,7 +223,7 @@ type ForkResult struct {
 	Sandbox *Sandbox `json:"sandbox,omitempty"`
 }
 
-// ImageRegistry Credentials for fromImage. They are kept, encrypted, until the build has ended.
+// ImageRegistry Credentials for fromImage, and for images of stages in the same registry. They are kept, encrypted, until the build has ended.
 type ImageRegistry struct {
 	AwsAccessKeyID     *string `json:"awsAccessKeyId,omitempty"`
 	AwsRegion          *string `json:"awsRegion,omitempty"`
@@ -209,11 +256,12 @@ type ListedSandbox struct {
 	Metadata    *StringMap `json:"metadata,omitempty"`
 
 	// Name Ours. The name of its object, unique within the team.
-	Name       *string      `json:"name,omitempty"`
-	SandboxID  string       `json:"sandboxID"`
-	StartedAt  time.Time    `json:"startedAt"`
-	State      SandboxState `json:"state"`
-	TemplateID string       `json:"templateID"`
+	Name         *string        `json:"name,omitempty"`
+	SandboxID    string         `json:"sandboxID"`
+	StartedAt    time.Time      `json:"startedAt"`
+	State        SandboxState   `json:"state"`
+	TemplateID   string         `json:"templateID"`
+	VolumeMounts *[]VolumeMount `json:"volumeMounts,omitempty"`
 }
 
 // LogLevel defines model for LogLevel.
@@ -309,14 +357,23 @@ type NewTemplateBuild struct {
 	// MemoryMB Memory of the template's sandboxes in MiB. Default: likewise.
 	MemoryMB *int32 `json:"memoryMB,omitempty"`
 
-	// MinFreeDiskMB Not available yet.
+	// MinFreeDiskMB What the server's disk, which sandboxes share without a limit of their own, must have free at the request, in MiB.
 	MinFreeDiskMB *int32 `json:"minFreeDiskMb,omitempty"`
 
-	// Name The template's name, or <name>:default; no other tag is available yet.
+	// Name The template's name, or <name>:<tag>.
 	Name *string `json:"name,omitempty"`
 
-	// Tags default alone.
+	// Tags Tags that get the result when it is ready, besides that of name. Default: default.
 	Tags []string `json:"tags,omitempty"`
+}
+
+// NewVolume defines model for NewVolume.
+type NewVolume struct {
+	// Capacity Ours. Bytes that its files may take. Default 10 GiB.
+	Capacity *int64 `json:"capacity,omitempty"`
+
+	// Name Letters, digits, dashes and underscores, at most 128; unique within the team.
+	Name string `json:"name"`
 }
 
 // RequestedTemplateBuild defines model for RequestedTemplateBuild.
@@ -327,6 +384,20 @@ type RequestedTemplateBuild struct {
 	Public     bool     `json:"public"`
 	Tags       []string `json:"tags"`
 	TemplateID string   `json:"templateID"`
+}
+
+// SSHAccess defines model for SSHAccess.
+type SSHAccess struct {
+	// HostKey The server's public key, as in known_hosts.
+	HostKey string `json:"hostKey"`
+	Port    int    `json:"port"`
+}
+
+// SSHKey defines model for SSHKey.
+type SSHKey struct {
+	Comment     string `json:"comment"`
+	Fingerprint string `json:"fingerprint"`
+	PublicKey   string `json:"publicKey"`
 }
 
 // Sandbox defines model for Sandbox.
@@ -363,12 +434,13 @@ type SandboxDetail struct {
 	Metadata *StringMap `json:"metadata,omitempty"`
 
 	// Name Ours. The name of its object, unique within the team.
-	Name       *string      `json:"name,omitempty"`
-	Network    *Network     `json:"network,omitempty"`
-	SandboxID  string       `json:"sandboxID"`
-	StartedAt  time.Time    `json:"startedAt"`
-	State      SandboxState `json:"state"`
-	TemplateID string       `json:"templateID"`
+	Name         *string        `json:"name,omitempty"`
+	Network      *Network       `json:"network,omitempty"`
+	SandboxID    string         `json:"sandboxID"`
+	StartedAt    time.Time      `json:"startedAt"`
+	State        SandboxState   `json:"state"`
+	TemplateID   string         `json:"templateID"`
+	VolumeMounts *[]VolumeMount `json:"volumeMounts,omitempty"`
 }
 
 // SandboxDetailLifecycleOnTimeout defines model for SandboxDetail.Lifecycle.OnTimeout.
@@ -478,8 +550,11 @@ type Template struct {
 	Names         []string   `json:"names"`
 	Public        bool       `json:"public"`
 	SpawnCount    int64      `json:"spawnCount"`
-	TemplateID    string     `json:"templateID"`
-	UpdatedAt     time.Time  `json:"updatedAt"`
+
+	// Tags default first.
+	Tags       []string  `json:"tags,omitempty"`
+	TemplateID string    `json:"templateID"`
+	UpdatedAt  time.Time `json:"updatedAt"`
 }
 
 // TemplateBuild defines model for TemplateBuild.
@@ -516,8 +591,22 @@ type TemplateBuildStart struct {
 	FromImageRegistry *ImageRegistry `json:"fromImageRegistry,omitempty"`
 	FromTemplate      *string        `json:"fromTemplate,omitempty"`
 	ReadyCmd          *string        `json:"readyCmd,omitempty"`
-	StartCmd          *string        `json:"startCmd,omitempty"`
-	Steps             []TemplateStep `json:"steps,omitempty"`
+
+	// Secrets Secrets by their IDs, in base64, for mounts of steps; our addition. The server keeps them in memory until the build ends.
+	Secrets map[string][]byte `json:"secrets,omitempty"`
+
+	// Stages Chains of steps whose files other steps take; our addition.
+	Stages   []TemplateStage `json:"stages,omitempty"`
+	StartCmd *string         `json:"startCmd,omitempty"`
+	Steps    []TemplateStep  `json:"steps,omitempty"`
+}
+
+// TemplateStage Either fromImage or fromTemplate is needed.
+type TemplateStage struct {
+	FromImage    *string        `json:"fromImage,omitempty"`
+	FromTemplate *string        `json:"fromTemplate,omitempty"`
+	Name         string         `json:"name"`
+	Steps        []TemplateStep `json:"steps,omitempty"`
 }
 
 // TemplateStep defines model for TemplateStep.
@@ -526,8 +615,33 @@ type TemplateStep struct {
 	FilesHash *string  `json:"filesHash,omitempty"`
 	Force     *bool    `json:"force,omitempty"`
 
+	// From Files of a stage for a COPY, as from of a step of a TemplateBuild has them; our addition.
+	From *barchan.StageFiles `json:"from,omitempty"`
+
+	// Mounts What a RUN sees besides its files, as mounts of a step of a TemplateBuild have it; our addition.
+	Mounts []barchan.BuildMount `json:"mounts,omitempty"`
+
+	// Network None: a RUN reaches nothing; our addition.
+	Network *string `json:"network,omitempty"`
+
 	// Type RUN, COPY, WORKDIR, USER or ENV.
 	Type string `json:"type"`
+}
+
+// TemplateTag defines model for TemplateTag.
+type TemplateTag struct {
+	// BuildID The build that the tag refers to.
+	BuildID string `json:"buildID"`
+
+	// CreatedAt When the tag got the build.
+	CreatedAt time.Time `json:"createdAt"`
+	Tag       string    `json:"tag"`
+}
+
+// TemplateUpdate defines model for TemplateUpdate.
+type TemplateUpdate struct {
+	// Public A change is answered 403.
+	Public *bool `json:"public,omitempty"`
 }
 
 // TemplateWithBuilds defines model for TemplateWithBuilds.
@@ -539,9 +653,73 @@ type TemplateWithBuilds struct {
 	Names         []string        `json:"names"`
 	Public        bool            `json:"public"`
 	SpawnCount    int64           `json:"spawnCount"`
+	Tags          []TemplateTag   `json:"tags,omitempty"`
 	TemplateID    string          `json:"templateID"`
 	UpdatedAt     time.Time       `json:"updatedAt"`
 }
+
+// Volume defines model for Volume.
+type Volume struct {
+	// Capacity Ours. Bytes.
+	Capacity *int64 `json:"capacity,omitempty"`
+
+	// Files Ours. Files and directories, likewise.
+	Files *int64 `json:"files,omitempty"`
+	Name  string `json:"name"`
+
+	// Sandboxes Ours. Sandboxes that mount it, paused ones too.
+	Sandboxes *int32 `json:"sandboxes,omitempty"`
+
+	// Used Ours. Bytes of its files when they were last measured.
+	Used     *int64 `json:"used,omitempty"`
+	VolumeID string `json:"volumeID"`
+}
+
+// VolumeAndToken defines model for VolumeAndToken.
+type VolumeAndToken struct {
+	// Capacity Ours. Bytes.
+	Capacity *int64  `json:"capacity,omitempty"`
+	Domain   *string `json:"domain,omitempty"`
+
+	// Files Ours. Files and directories, likewise.
+	Files *int64 `json:"files,omitempty"`
+	Name  string `json:"name"`
+
+	// Sandboxes Ours. Sandboxes that mount it, paused ones too.
+	Sandboxes *int32 `json:"sandboxes,omitempty"`
+
+	// Token Gives access to the volume's files, as long as the volume exists.
+	Token string `json:"token"`
+
+	// Used Ours. Bytes of its files when they were last measured.
+	Used     *int64 `json:"used,omitempty"`
+	VolumeID string `json:"volumeID"`
+}
+
+// VolumeAttributes defines model for VolumeAttributes.
+type VolumeAttributes struct {
+	GID  *int64 `json:"gid,omitempty"`
+	Mode *int64 `json:"mode,omitempty"`
+	UID  *int64 `json:"uid,omitempty"`
+}
+
+// VolumeEntry defines model for VolumeEntry.
+type VolumeEntry struct {
+	Atime  time.Time       `json:"atime"`
+	Ctime  time.Time       `json:"ctime"`
+	GID    int64           `json:"gid"`
+	Mode   int64           `json:"mode"`
+	Mtime  time.Time       `json:"mtime"`
+	Name   string          `json:"name"`
+	Path   string          `json:"path"`
+	Size   int64           `json:"size"`
+	Target *string         `json:"target,omitempty"`
+	Type   VolumeEntryType `json:"type"`
+	UID    int64           `json:"uid"`
+}
+
+// VolumeEntryType defines model for VolumeEntry.Type.
+type VolumeEntryType string
 
 // VolumeMount defines model for VolumeMount.
 type VolumeMount struct {
@@ -575,6 +753,12 @@ type TeamID = string
 
 // TemplateID defines model for TemplateID.
 type TemplateID = string
+
+// VolumeID defines model for VolumeID.
+type VolumeID = string
+
+// VolumePath defines model for VolumePath.
+type VolumePath = string
 
 // CreateAPIKeyJSONBody defines parameters for CreateAPIKey.
 type CreateAPIKeyJSONBody struct {
@@ -670,6 +854,17 @@ type ListSnapshotsParams struct {
 	NextToken *NextToken `form:"nextToken,omitempty" json:"nextToken,omitempty"`
 }
 
+// DeleteSSHKeyParams defines parameters for DeleteSSHKey.
+type DeleteSSHKeyParams struct {
+	Fingerprint string `form:"fingerprint" json:"fingerprint"`
+}
+
+// CreateSSHKeyJSONBody defines parameters for CreateSSHKey.
+type CreateSSHKeyJSONBody struct {
+	// PublicKey A line of OpenSSH's authorized_keys, without options.
+	PublicKey string `json:"publicKey"`
+}
+
 // ListTemplatesParams defines parameters for ListTemplates.
 type ListTemplatesParams struct {
 	TeamID *TeamID `form:"teamID,omitempty" json:"teamID,omitempty"`
@@ -697,6 +892,9 @@ type GetTemplateBuildLogsParams struct {
 type GetTemplateBuildStatusParams struct {
 	// LogsOffset How many log entries to leave out.
 	LogsOffset *int32 `form:"logsOffset,omitempty" json:"logsOffset,omitempty"`
+
+	// Level The least level of the entries, which logsOffset counts. Default: all.
+	Level *LogLevel `form:"level,omitempty" json:"level,omitempty"`
 
 	// Limit From 1 to 100; 100 unless given.
 	Limit *Limit `form:"limit,omitempty" json:"limit,omitempty"`
@@ -757,6 +955,71 @@ type ListTemplatesV2Params struct {
 	NextToken *NextToken `form:"nextToken,omitempty" json:"nextToken,omitempty"`
 }
 
+// ListVolumeDirParams defines parameters for ListVolumeDir.
+type ListVolumeDirParams struct {
+	// Depth How many directories deep, from 1 to 10. Default 1.
+	Depth *int32 `form:"depth,omitempty" json:"depth,omitempty"`
+
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// MakeVolumeDirParams defines parameters for MakeVolumeDir.
+type MakeVolumeDirParams struct {
+	// UID Default 1000, as the group.
+	UID *int64 `form:"uid,omitempty" json:"uid,omitempty"`
+	GID *int64 `form:"gid,omitempty" json:"gid,omitempty"`
+
+	// Mode Permission bits. Default 0777, of a file 0666.
+	Mode *int64 `form:"mode,omitempty" json:"mode,omitempty"`
+
+	// Force Make directories above it too, and take one that exists for made. A file is replaced.
+	Force *bool `form:"force,omitempty" json:"force,omitempty"`
+
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// ReadVolumeFileParams defines parameters for ReadVolumeFile.
+type ReadVolumeFileParams struct {
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// WriteVolumeFileParams defines parameters for WriteVolumeFile.
+type WriteVolumeFileParams struct {
+	// UID Default 1000, as the group.
+	UID *int64 `form:"uid,omitempty" json:"uid,omitempty"`
+	GID *int64 `form:"gid,omitempty" json:"gid,omitempty"`
+
+	// Mode Permission bits. Default 0777, of a file 0666.
+	Mode *int64 `form:"mode,omitempty" json:"mode,omitempty"`
+
+	// Force Make directories above it too, and take one that exists for made. A file is replaced.
+	Force *bool `form:"force,omitempty" json:"force,omitempty"`
+
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// DeleteVolumePathParams defines parameters for DeleteVolumePath.
+type DeleteVolumePathParams struct {
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// GetVolumePathParams defines parameters for GetVolumePath.
+type GetVolumePathParams struct {
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
+// SetVolumePathParams defines parameters for SetVolumePath.
+type SetVolumePathParams struct {
+	// Path A path in the volume, with or without a slash before it.
+	Path VolumePath `form:"path" json:"path"`
+}
+
 // CreateAPIKeyJSONRequestBody defines body for CreateAPIKey for application/json ContentType.
 type CreateAPIKeyJSONRequestBody CreateAPIKeyJSONBody
 
@@ -787,6 +1050,18 @@ type CreateSnapshotJSONRequestBody = NewSnapshot
 // SetSandboxTimeoutJSONRequestBody defines body for SetSandboxTimeout for application/json ContentType.
 type SetSandboxTimeoutJSONRequestBody SetSandboxTimeoutJSONBody
 
+// CreateSSHKeyJSONRequestBody defines body for CreateSSHKey for application/json ContentType.
+type CreateSSHKeyJSONRequestBody CreateSSHKeyJSONBody
+
+// DeleteTemplateTagsJSONRequestBody defines body for DeleteTemplateTags for application/json ContentType.
+type DeleteTemplateTagsJSONRequestBody = DeleteTags
+
+// AssignTemplateTagsJSONRequestBody defines body for AssignTemplateTags for application/json ContentType.
+type AssignTemplateTagsJSONRequestBody = AssignTags
+
+// UpdateTemplateJSONRequestBody defines body for UpdateTemplate for application/json ContentType.
+type UpdateTemplateJSONRequestBody = TemplateUpdate
+
 // CreateSandboxV2JSONRequestBody defines body for CreateSandboxV2 for application/json ContentType.
 type CreateSandboxV2JSONRequestBody = NewSandbox
 
@@ -796,11 +1071,20 @@ type ConnectSandboxV2JSONRequestBody = ConnectSandbox
 // RequestTemplateBuildV2JSONRequestBody defines body for RequestTemplateBuildV2 for application/json ContentType.
 type RequestTemplateBuildV2JSONRequestBody = NewTemplateBuild
 
+// UpdateTemplateV2JSONRequestBody defines body for UpdateTemplateV2 for application/json ContentType.
+type UpdateTemplateV2JSONRequestBody = TemplateUpdate
+
 // StartTemplateBuildJSONRequestBody defines body for StartTemplateBuild for application/json ContentType.
 type StartTemplateBuildJSONRequestBody = TemplateBuildStart
 
 // RequestTemplateBuildJSONRequestBody defines body for RequestTemplateBuild for application/json ContentType.
 type RequestTemplateBuildJSONRequestBody = NewTemplateBuild
+
+// SetVolumePathJSONRequestBody defines body for SetVolumePath for application/json ContentType.
+type SetVolumePathJSONRequestBody = VolumeAttributes
+
+// CreateVolumeJSONRequestBody defines body for CreateVolume for application/json ContentType.
+type CreateVolumeJSONRequestBody = NewVolume
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
@@ -862,6 +1146,18 @@ type ServerInterface interface {
 	// (GET /snapshots)
 	ListSnapshots(w http.ResponseWriter, r *http.Request, params ListSnapshotsParams)
 
+	// (GET /ssh)
+	GetSSH(w http.ResponseWriter, r *http.Request)
+
+	// (DELETE /ssh-keys)
+	DeleteSSHKey(w http.ResponseWriter, r *http.Request, params DeleteSSHKeyParams)
+
+	// (GET /ssh-keys)
+	ListSSHKeys(w http.ResponseWriter, r *http.Request)
+
+	// (POST /ssh-keys)
+	CreateSSHKey(w http.ResponseWriter, r *http.Request)
+
 	// (GET /teams)
 	ListTeams(w http.ResponseWriter, r *http.Request)
 
@@ -871,11 +1167,23 @@ type ServerInterface interface {
 	// (GET /templates/aliases/{alias})
 	GetTemplateAlias(w http.ResponseWriter, r *http.Request, alias string)
 
+	// (DELETE /templates/tags)
+	DeleteTemplateTags(w http.ResponseWriter, r *http.Request)
+
+	// (POST /templates/tags)
+	AssignTemplateTags(w http.ResponseWriter, r *http.Request)
+
 	// (DELETE /templates/{templateID})
 	DeleteTemplate(w http.ResponseWriter, r *http.Request, templateID string)
 
 	// (GET /templates/{templateID})
 	GetTemplate(w http.ResponseWriter, r *http.Request, templateID string, params GetTemplateParams)
+
+	// (PATCH /templates/{templateID})
+	UpdateTemplate(w http.ResponseWriter, r *http.Request, templateID TemplateID)
+
+	// (DELETE /templates/{templateID}/builds/{buildID})
+	CancelTemplateBuild(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID)
 
 	// (GET /templates/{templateID}/builds/{buildID}/logs)
 	GetTemplateBuildLogs(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID, params GetTemplateBuildLogsParams)
@@ -885,6 +1193,9 @@ type ServerInterface interface {
 
 	// (GET /templates/{templateID}/files/{hash})
 	GetTemplateFiles(w http.ResponseWriter, r *http.Request, templateID TemplateID, hash string)
+
+	// (GET /templates/{templateID}/tags)
+	ListTemplateTags(w http.ResponseWriter, r *http.Request, templateID TemplateID)
 
 	// (GET /v2/sandboxes)
 	ListSandboxesV2(w http.ResponseWriter, r *http.Request, params ListSandboxesV2Params)
@@ -904,11 +1215,47 @@ type ServerInterface interface {
 	// (POST /v2/templates)
 	RequestTemplateBuildV2(w http.ResponseWriter, r *http.Request)
 
+	// (PATCH /v2/templates/{templateID})
+	UpdateTemplateV2(w http.ResponseWriter, r *http.Request, templateID TemplateID)
+
 	// (POST /v2/templates/{templateID}/builds/{buildID})
 	StartTemplateBuild(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID)
 
 	// (POST /v3/templates)
 	RequestTemplateBuild(w http.ResponseWriter, r *http.Request)
+
+	// (GET /volumecontent/{volumeID}/dir)
+	ListVolumeDir(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params ListVolumeDirParams)
+
+	// (POST /volumecontent/{volumeID}/dir)
+	MakeVolumeDir(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params MakeVolumeDirParams)
+
+	// (GET /volumecontent/{volumeID}/file)
+	ReadVolumeFile(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params ReadVolumeFileParams)
+
+	// (PUT /volumecontent/{volumeID}/file)
+	WriteVolumeFile(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params WriteVolumeFileParams)
+
+	// (DELETE /volumecontent/{volumeID}/path)
+	DeleteVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params DeleteVolumePathParams)
+
+	// (GET /volumecontent/{volumeID}/path)
+	GetVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params GetVolumePathParams)
+
+	// (PATCH /volumecontent/{volumeID}/path)
+	SetVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params SetVolumePathParams)
+
+	// (GET /volumes)
+	ListVolumes(w http.ResponseWriter, r *http.Request)
+
+	// (POST /volumes)
+	CreateVolume(w http.ResponseWriter, r *http.Request)
+
+	// (DELETE /volumes/{volumeID})
+	DeleteVolume(w http.ResponseWriter, r *http.Request, volumeID VolumeID)
+
+	// (GET /volumes/{volumeID})
+	GetVolume(w http.ResponseWriter, r *http.Request, volumeID VolumeID)
 }
 
 // ServerInterfaceWrapper converts contexts to parameters.
@@ -1558,6 +1905,81 @@ func (siw *ServerInterfaceWrapper) ListSnapshots(w http.ResponseWriter, r *http.
 	handler.ServeHTTP(w, r)
 }
 
+// GetSSH operation middleware
+func (siw *ServerInterfaceWrapper) GetSSH(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.GetSSH(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// DeleteSSHKey operation middleware
+func (siw *ServerInterfaceWrapper) DeleteSSHKey(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params DeleteSSHKeyParams
+
+	// ------------- Required query parameter "fingerprint" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "fingerprint", r.URL.Query(), &params.Fingerprint, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "fingerprint"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "fingerprint", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.DeleteSSHKey(w, r, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// ListSSHKeys operation middleware
+func (siw *ServerInterfaceWrapper) ListSSHKeys(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ListSSHKeys(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// CreateSSHKey operation middleware
+func (siw *ServerInterfaceWrapper) CreateSSHKey(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.CreateSSHKey(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
 // ListTeams operation middleware
 func (siw *ServerInterfaceWrapper) ListTeams(w http.ResponseWriter, r *http.Request) {
 
@@ -1622,6 +2044,34 @@ func (siw *ServerInterfaceWrapper) GetTemplateAlias(w http.ResponseWriter, r *ht
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.GetTemplateAlias(w, r, alias)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// DeleteTemplateTags operation middleware
+func (siw *ServerInterfaceWrapper) DeleteTemplateTags(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.DeleteTemplateTags(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// AssignTemplateTags operation middleware
+func (siw *ServerInterfaceWrapper) AssignTemplateTags(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.AssignTemplateTags(w, r)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -1703,6 +2153,67 @@ func (siw *ServerInterfaceWrapper) GetTemplate(w http.ResponseWriter, r *http.Re
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.GetTemplate(w, r, templateID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// UpdateTemplate operation middleware
+func (siw *ServerInterfaceWrapper) UpdateTemplate(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.UpdateTemplate(w, r, templateID)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// CancelTemplateBuild operation middleware
+func (siw *ServerInterfaceWrapper) CancelTemplateBuild(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	// ------------- Path parameter "buildID" -------------
+	var buildID BuildID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "buildID", r.PathValue("buildID"), &buildID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "buildID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.CancelTemplateBuild(w, r, templateID, buildID)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -1842,6 +2353,19 @@ func (siw *ServerInterfaceWrapper) GetTemplateBuildStatus(w http.ResponseWriter,
 		return
 	}
 
+	// ------------- Optional query parameter "level" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "level", r.URL.Query(), &params.Level, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "level"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "level", Err: err})
+		}
+		return
+	}
+
 	// ------------- Optional query parameter "limit" -------------
 
 	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", r.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
@@ -1892,6 +2416,32 @@ func (siw *ServerInterfaceWrapper) GetTemplateFiles(w http.ResponseWriter, r *ht
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.GetTemplateFiles(w, r, templateID, hash)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// ListTemplateTags operation middleware
+func (siw *ServerInterfaceWrapper) ListTemplateTags(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ListTemplateTags(w, r, templateID)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -2278,6 +2828,32 @@ func (siw *ServerInterfaceWrapper) RequestTemplateBuildV2(w http.ResponseWriter,
 	handler.ServeHTTP(w, r)
 }
 
+// UpdateTemplateV2 operation middleware
+func (siw *ServerInterfaceWrapper) UpdateTemplateV2(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID TemplateID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.UpdateTemplateV2(w, r, templateID)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
 // StartTemplateBuild operation middleware
 func (siw *ServerInterfaceWrapper) StartTemplateBuild(w http.ResponseWriter, r *http.Request) {
 
@@ -2318,6 +2894,497 @@ func (siw *ServerInterfaceWrapper) RequestTemplateBuild(w http.ResponseWriter, r
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.RequestTemplateBuild(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// ListVolumeDir operation middleware
+func (siw *ServerInterfaceWrapper) ListVolumeDir(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListVolumeDirParams
+
+	// ------------- Optional query parameter "depth" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "depth", r.URL.Query(), &params.Depth, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "depth"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "depth", Err: err})
+		}
+		return
+	}
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ListVolumeDir(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// MakeVolumeDir operation middleware
+func (siw *ServerInterfaceWrapper) MakeVolumeDir(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params MakeVolumeDirParams
+
+	// ------------- Optional query parameter "uid" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "uid", r.URL.Query(), &params.UID, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "uid"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "uid", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "gid" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "gid", r.URL.Query(), &params.GID, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "gid"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "gid", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "mode" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "mode", r.URL.Query(), &params.Mode, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "mode"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "mode", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "force" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "force", r.URL.Query(), &params.Force, runtime.BindQueryParameterOptions{Type: "boolean", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "force"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "force", Err: err})
+		}
+		return
+	}
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.MakeVolumeDir(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// ReadVolumeFile operation middleware
+func (siw *ServerInterfaceWrapper) ReadVolumeFile(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ReadVolumeFileParams
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ReadVolumeFile(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// WriteVolumeFile operation middleware
+func (siw *ServerInterfaceWrapper) WriteVolumeFile(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params WriteVolumeFileParams
+
+	// ------------- Optional query parameter "uid" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "uid", r.URL.Query(), &params.UID, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "uid"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "uid", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "gid" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "gid", r.URL.Query(), &params.GID, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "gid"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "gid", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "mode" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "mode", r.URL.Query(), &params.Mode, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "mode"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "mode", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "force" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "force", r.URL.Query(), &params.Force, runtime.BindQueryParameterOptions{Type: "boolean", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "force"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "force", Err: err})
+		}
+		return
+	}
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.WriteVolumeFile(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// DeleteVolumePath operation middleware
+func (siw *ServerInterfaceWrapper) DeleteVolumePath(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params DeleteVolumePathParams
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.DeleteVolumePath(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// GetVolumePath operation middleware
+func (siw *ServerInterfaceWrapper) GetVolumePath(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetVolumePathParams
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.GetVolumePath(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// SetVolumePath operation middleware
+func (siw *ServerInterfaceWrapper) SetVolumePath(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params SetVolumePathParams
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", r.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "path"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "path", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.SetVolumePath(w, r, volumeID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// ListVolumes operation middleware
+func (siw *ServerInterfaceWrapper) ListVolumes(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ListVolumes(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// CreateVolume operation middleware
+func (siw *ServerInterfaceWrapper) CreateVolume(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.CreateVolume(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// DeleteVolume operation middleware
+func (siw *ServerInterfaceWrapper) DeleteVolume(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.DeleteVolume(w, r, volumeID)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// GetVolume operation middleware
+func (siw *ServerInterfaceWrapper) GetVolume(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "volumeID" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volumeID", r.PathValue("volumeID"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "volumeID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.GetVolume(w, r, volumeID)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -2471,8 +3538,14 @@ func HandlerWithOptions(si ServerInterface, options StdHTTPServerOptions) http.H
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v3/templates", wrapper.RequestTemplateBuild)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v2/templates", wrapper.ListTemplatesV2)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v2/templates", wrapper.RequestTemplateBuildV2)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/templates/tags", wrapper.DeleteTemplateTags)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/templates/tags", wrapper.AssignTemplateTags)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}/tags", wrapper.ListTemplateTags)
+	m.HandleFunc(http.MethodPatch+" "+options.BaseURL+"/v2/templates/{templateID}", wrapper.UpdateTemplateV2)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/templates/{templateID}/builds/{buildID}", wrapper.CancelTemplateBuild)
 	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/templates/{templateID}", wrapper.DeleteTemplate)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}", wrapper.GetTemplate)
+	m.HandleFunc(http.MethodPatch+" "+options.BaseURL+"/templates/{templateID}", wrapper.UpdateTemplate)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}/files/{hash}", wrapper.GetTemplateFiles)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v2/templates/{templateID}/builds/{buildID}", wrapper.StartTemplateBuild)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}/builds/{buildID}/status", wrapper.GetTemplateBuildStatus)
@@ -2481,7 +3554,22 @@ func HandlerWithOptions(si ServerInterface, options StdHTTPServerOptions) http.H
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/teams", wrapper.ListTeams)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/api-keys", wrapper.ListAPIKeys)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/api-keys", wrapper.CreateAPIKey)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/ssh", wrapper.GetSSH)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/ssh-keys", wrapper.DeleteSSHKey)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/ssh-keys", wrapper.ListSSHKeys)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/ssh-keys", wrapper.CreateSSHKey)
 	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/api-keys/{apiKeyID}", wrapper.DeleteAPIKey)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/volumes", wrapper.ListVolumes)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/volumes", wrapper.CreateVolume)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/volumes/{volumeID}", wrapper.DeleteVolume)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/volumes/{volumeID}", wrapper.GetVolume)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/volumecontent/{volumeID}/path", wrapper.DeleteVolumePath)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/volumecontent/{volumeID}/path", wrapper.GetVolumePath)
+	m.HandleFunc(http.MethodPatch+" "+options.BaseURL+"/volumecontent/{volumeID}/path", wrapper.SetVolumePath)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/volumecontent/{volumeID}/dir", wrapper.ListVolumeDir)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/volumecontent/{volumeID}/dir", wrapper.MakeVolumeDir)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/volumecontent/{volumeID}/file", wrapper.ReadVolumeFile)
+	m.HandleFunc(http.MethodPut+" "+options.BaseURL+"/volumecontent/{volumeID}/file", wrapper.WriteVolumeFile)
 
 	return m
 }
@@ -3218,6 +4306,154 @@ func (response ListSnapshotsdefaultJSONResponse) VisitListSnapshotsResponse(w ht
 	return err
 }
 
+type GetSSHRequestObject struct {
+}
+
+type GetSSHResponseObject interface {
+	VisitGetSSHResponse(w http.ResponseWriter) error
+}
+
+type GetSSH200JSONResponse SSHAccess
+
+func (response GetSSH200JSONResponse) VisitGetSSHResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetSSHdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response GetSSHdefaultJSONResponse) VisitGetSSHResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteSSHKeyRequestObject struct {
+	Params DeleteSSHKeyParams
+}
+
+type DeleteSSHKeyResponseObject interface {
+	VisitDeleteSSHKeyResponse(w http.ResponseWriter) error
+}
+
+type DeleteSSHKey204Response struct {
+}
+
+func (response DeleteSSHKey204Response) VisitDeleteSSHKeyResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteSSHKeydefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response DeleteSSHKeydefaultJSONResponse) VisitDeleteSSHKeyResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListSSHKeysRequestObject struct {
+}
+
+type ListSSHKeysResponseObject interface {
+	VisitListSSHKeysResponse(w http.ResponseWriter) error
+}
+
+type ListSSHKeys200JSONResponse []SSHKey
+
+func (response ListSSHKeys200JSONResponse) VisitListSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListSSHKeysdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ListSSHKeysdefaultJSONResponse) VisitListSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateSSHKeyRequestObject struct {
+	Body *CreateSSHKeyJSONRequestBody
+}
+
+type CreateSSHKeyResponseObject interface {
+	VisitCreateSSHKeyResponse(w http.ResponseWriter) error
+}
+
+type CreateSSHKey201JSONResponse SSHKey
+
+func (response CreateSSHKey201JSONResponse) VisitCreateSSHKeyResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateSSHKeydefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response CreateSSHKeydefaultJSONResponse) VisitCreateSSHKeyResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ListTeamsRequestObject struct {
 }
 
@@ -3337,6 +4573,78 @@ func (response GetTemplateAliasdefaultJSONResponse) VisitGetTemplateAliasRespons
 	return err
 }
 
+type DeleteTemplateTagsRequestObject struct {
+	Body *DeleteTemplateTagsJSONRequestBody
+}
+
+type DeleteTemplateTagsResponseObject interface {
+	VisitDeleteTemplateTagsResponse(w http.ResponseWriter) error
+}
+
+type DeleteTemplateTags204Response struct {
+}
+
+func (response DeleteTemplateTags204Response) VisitDeleteTemplateTagsResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteTemplateTagsdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response DeleteTemplateTagsdefaultJSONResponse) VisitDeleteTemplateTagsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type AssignTemplateTagsRequestObject struct {
+	Body *AssignTemplateTagsJSONRequestBody
+}
+
+type AssignTemplateTagsResponseObject interface {
+	VisitAssignTemplateTagsResponse(w http.ResponseWriter) error
+}
+
+type AssignTemplateTags201JSONResponse AssignedTags
+
+func (response AssignTemplateTags201JSONResponse) VisitAssignTemplateTagsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type AssignTemplateTagsdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response AssignTemplateTagsdefaultJSONResponse) VisitAssignTemplateTagsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type DeleteTemplateRequestObject struct {
 	TemplateID string `json:"templateID"`
 }
@@ -3399,6 +4707,80 @@ type GetTemplatedefaultJSONResponse struct {
 }
 
 func (response GetTemplatedefaultJSONResponse) VisitGetTemplateResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UpdateTemplateRequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+	Body       *UpdateTemplateJSONRequestBody
+}
+
+type UpdateTemplateResponseObject interface {
+	VisitUpdateTemplateResponse(w http.ResponseWriter) error
+}
+
+type UpdateTemplate200JSONResponse map[string]interface{}
+
+func (response UpdateTemplate200JSONResponse) VisitUpdateTemplateResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UpdateTemplatedefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response UpdateTemplatedefaultJSONResponse) VisitUpdateTemplateResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CancelTemplateBuildRequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+	BuildID    BuildID    `json:"buildID"`
+}
+
+type CancelTemplateBuildResponseObject interface {
+	VisitCancelTemplateBuildResponse(w http.ResponseWriter) error
+}
+
+type CancelTemplateBuild204Response struct {
+}
+
+func (response CancelTemplateBuild204Response) VisitCancelTemplateBuildResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type CancelTemplateBuilddefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response CancelTemplateBuilddefaultJSONResponse) VisitCancelTemplateBuildResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -3526,6 +4908,45 @@ type GetTemplateFilesdefaultJSONResponse struct {
 }
 
 func (response GetTemplateFilesdefaultJSONResponse) VisitGetTemplateFilesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListTemplateTagsRequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+}
+
+type ListTemplateTagsResponseObject interface {
+	VisitListTemplateTagsResponse(w http.ResponseWriter) error
+}
+
+type ListTemplateTags200JSONResponse []TemplateTag
+
+func (response ListTemplateTags200JSONResponse) VisitListTemplateTagsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListTemplateTagsdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ListTemplateTagsdefaultJSONResponse) VisitListTemplateTagsResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -3788,6 +5209,48 @@ func (response RequestTemplateBuildV2defaultJSONResponse) VisitRequestTemplateBu
 	return err
 }
 
+type UpdateTemplateV2RequestObject struct {
+	TemplateID TemplateID `json:"templateID"`
+	Body       *UpdateTemplateV2JSONRequestBody
+}
+
+type UpdateTemplateV2ResponseObject interface {
+	VisitUpdateTemplateV2Response(w http.ResponseWriter) error
+}
+
+type UpdateTemplateV2200JSONResponse struct {
+	Names []string `json:"names"`
+}
+
+func (response UpdateTemplateV2200JSONResponse) VisitUpdateTemplateV2Response(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UpdateTemplateV2defaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response UpdateTemplateV2defaultJSONResponse) VisitUpdateTemplateV2Response(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type StartTemplateBuildRequestObject struct {
 	TemplateID TemplateID `json:"templateID"`
 	BuildID    BuildID    `json:"buildID"`
@@ -3862,6 +5325,437 @@ func (response RequestTemplateBuilddefaultJSONResponse) VisitRequestTemplateBuil
 	return err
 }
 
+type ListVolumeDirRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   ListVolumeDirParams
+}
+
+type ListVolumeDirResponseObject interface {
+	VisitListVolumeDirResponse(w http.ResponseWriter) error
+}
+
+type ListVolumeDir200JSONResponse []VolumeEntry
+
+func (response ListVolumeDir200JSONResponse) VisitListVolumeDirResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListVolumeDirdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ListVolumeDirdefaultJSONResponse) VisitListVolumeDirResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type MakeVolumeDirRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   MakeVolumeDirParams
+}
+
+type MakeVolumeDirResponseObject interface {
+	VisitMakeVolumeDirResponse(w http.ResponseWriter) error
+}
+
+type MakeVolumeDir201JSONResponse VolumeEntry
+
+func (response MakeVolumeDir201JSONResponse) VisitMakeVolumeDirResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type MakeVolumeDirdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response MakeVolumeDirdefaultJSONResponse) VisitMakeVolumeDirResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ReadVolumeFileRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   ReadVolumeFileParams
+}
+
+type ReadVolumeFileResponseObject interface {
+	VisitReadVolumeFileResponse(w http.ResponseWriter) error
+}
+
+type ReadVolumeFile200ApplicationOctetStreamResponse struct {
+	Body          io.Reader
+	ContentLength int64
+}
+
+func (response ReadVolumeFile200ApplicationOctetStreamResponse) VisitReadVolumeFileResponse(w http.ResponseWriter) error {
+
+	w.Header().Set("Content-Type", "application/octet-stream")
+	if response.ContentLength != 0 {
+		w.Header().Set("Content-Length", fmt.Sprint(response.ContentLength))
+	}
+	w.WriteHeader(200)
+
+	if closer, ok := response.Body.(io.ReadCloser); ok {
+		defer closer.Close()
+	}
+	_, err := io.Copy(w, response.Body)
+	return err
+}
+
+type ReadVolumeFiledefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ReadVolumeFiledefaultJSONResponse) VisitReadVolumeFileResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type WriteVolumeFileRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   WriteVolumeFileParams
+	Body     io.Reader
+}
+
+type WriteVolumeFileResponseObject interface {
+	VisitWriteVolumeFileResponse(w http.ResponseWriter) error
+}
+
+type WriteVolumeFile201JSONResponse VolumeEntry
+
+func (response WriteVolumeFile201JSONResponse) VisitWriteVolumeFileResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type WriteVolumeFiledefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response WriteVolumeFiledefaultJSONResponse) VisitWriteVolumeFileResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteVolumePathRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   DeleteVolumePathParams
+}
+
+type DeleteVolumePathResponseObject interface {
+	VisitDeleteVolumePathResponse(w http.ResponseWriter) error
+}
+
+type DeleteVolumePath204Response struct {
+}
+
+func (response DeleteVolumePath204Response) VisitDeleteVolumePathResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteVolumePathdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response DeleteVolumePathdefaultJSONResponse) VisitDeleteVolumePathResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumePathRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   GetVolumePathParams
+}
+
+type GetVolumePathResponseObject interface {
+	VisitGetVolumePathResponse(w http.ResponseWriter) error
+}
+
+type GetVolumePath200JSONResponse VolumeEntry
+
+func (response GetVolumePath200JSONResponse) VisitGetVolumePathResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumePathdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response GetVolumePathdefaultJSONResponse) VisitGetVolumePathResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type SetVolumePathRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+	Params   SetVolumePathParams
+	Body     *SetVolumePathJSONRequestBody
+}
+
+type SetVolumePathResponseObject interface {
+	VisitSetVolumePathResponse(w http.ResponseWriter) error
+}
+
+type SetVolumePath200JSONResponse VolumeEntry
+
+func (response SetVolumePath200JSONResponse) VisitSetVolumePathResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type SetVolumePathdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response SetVolumePathdefaultJSONResponse) VisitSetVolumePathResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListVolumesRequestObject struct {
+}
+
+type ListVolumesResponseObject interface {
+	VisitListVolumesResponse(w http.ResponseWriter) error
+}
+
+type ListVolumes200JSONResponse []Volume
+
+func (response ListVolumes200JSONResponse) VisitListVolumesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListVolumesdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ListVolumesdefaultJSONResponse) VisitListVolumesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateVolumeRequestObject struct {
+	Body *CreateVolumeJSONRequestBody
+}
+
+type CreateVolumeResponseObject interface {
+	VisitCreateVolumeResponse(w http.ResponseWriter) error
+}
+
+type CreateVolume201JSONResponse VolumeAndToken
+
+func (response CreateVolume201JSONResponse) VisitCreateVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateVolumedefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response CreateVolumedefaultJSONResponse) VisitCreateVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteVolumeRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+}
+
+type DeleteVolumeResponseObject interface {
+	VisitDeleteVolumeResponse(w http.ResponseWriter) error
+}
+
+type DeleteVolume204Response struct {
+}
+
+func (response DeleteVolume204Response) VisitDeleteVolumeResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteVolumedefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response DeleteVolumedefaultJSONResponse) VisitDeleteVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumeRequestObject struct {
+	VolumeID VolumeID `json:"volumeID"`
+}
+
+type GetVolumeResponseObject interface {
+	VisitGetVolumeResponse(w http.ResponseWriter) error
+}
+
+type GetVolume200JSONResponse VolumeAndToken
+
+func (response GetVolume200JSONResponse) VisitGetVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumedefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response GetVolumedefaultJSONResponse) VisitGetVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 // StrictServerInterface represents all server handlers.
 type StrictServerInterface interface {
 
@@ -3922,6 +5816,18 @@ type StrictServerInterface interface {
 	// (GET /snapshots)
 	ListSnapshots(ctx context.Context, request ListSnapshotsRequestObject) (ListSnapshotsResponseObject, error)
 
+	// (GET /ssh)
+	GetSSH(ctx context.Context, request GetSSHRequestObject) (GetSSHResponseObject, error)
+
+	// (DELETE /ssh-keys)
+	DeleteSSHKey(ctx context.Context, request DeleteSSHKeyRequestObject) (DeleteSSHKeyResponseObject, error)
+
+	// (GET /ssh-keys)
+	ListSSHKeys(ctx context.Context, request ListSSHKeysRequestObject) (ListSSHKeysResponseObject, error)
+
+	// (POST /ssh-keys)
+	CreateSSHKey(ctx context.Context, request CreateSSHKeyRequestObject) (CreateSSHKeyResponseObject, error)
+
 	// (GET /teams)
 	ListTeams(ctx context.Context, request ListTeamsRequestObject) (ListTeamsResponseObject, error)
 
@@ -3931,11 +5837,23 @@ type StrictServerInterface interface {
 	// (GET /templates/aliases/{alias})
 	GetTemplateAlias(ctx context.Context, request GetTemplateAliasRequestObject) (GetTemplateAliasResponseObject, error)
 
+	// (DELETE /templates/tags)
+	DeleteTemplateTags(ctx context.Context, request DeleteTemplateTagsRequestObject) (DeleteTemplateTagsResponseObject, error)
+
+	// (POST /templates/tags)
+	AssignTemplateTags(ctx context.Context, request AssignTemplateTagsRequestObject) (AssignTemplateTagsResponseObject, error)
+
 	// (DELETE /templates/{templateID})
 	DeleteTemplate(ctx context.Context, request DeleteTemplateRequestObject) (DeleteTemplateResponseObject, error)
 
 	// (GET /templates/{templateID})
 	GetTemplate(ctx context.Context, request GetTemplateRequestObject) (GetTemplateResponseObject, error)
+
+	// (PATCH /templates/{templateID})
+	UpdateTemplate(ctx context.Context, request UpdateTemplateRequestObject) (UpdateTemplateResponseObject, error)
+
+	// (DELETE /templates/{templateID}/builds/{buildID})
+	CancelTemplateBuild(ctx context.Context, request CancelTemplateBuildRequestObject) (CancelTemplateBuildResponseObject, error)
 
 	// (GET /templates/{templateID}/builds/{buildID}/logs)
 	GetTemplateBuildLogs(ctx context.Context, request GetTemplateBuildLogsRequestObject) (GetTemplateBuildLogsResponseObject, error)
@@ -3945,6 +5863,9 @@ type StrictServerInterface interface {
 
 	// (GET /templates/{templateID}/files/{hash})
 	GetTemplateFiles(ctx context.Context, request GetTemplateFilesRequestObject) (GetTemplateFilesResponseObject, error)
+
+	// (GET /templates/{templateID}/tags)
+	ListTemplateTags(ctx context.Context, request ListTemplateTagsRequestObject) (ListTemplateTagsResponseObject, error)
 
 	// (GET /v2/sandboxes)
 	ListSandboxesV2(ctx context.Context, request ListSandboxesV2RequestObject) (ListSandboxesV2ResponseObject, error)
@@ -3964,11 +5885,47 @@ type StrictServerInterface interface {
 	// (POST /v2/templates)
 	RequestTemplateBuildV2(ctx context.Context, request RequestTemplateBuildV2RequestObject) (RequestTemplateBuildV2ResponseObject, error)
 
+	// (PATCH /v2/templates/{templateID})
+	UpdateTemplateV2(ctx context.Context, request UpdateTemplateV2RequestObject) (UpdateTemplateV2ResponseObject, error)
+
 	// (POST /v2/templates/{templateID}/builds/{buildID})
 	StartTemplateBuild(ctx context.Context, request StartTemplateBuildRequestObject) (StartTemplateBuildResponseObject, error)
 
 	// (POST /v3/templates)
 	RequestTemplateBuild(ctx context.Context, request RequestTemplateBuildRequestObject) (RequestTemplateBuildResponseObject, error)
+
+	// (GET /volumecontent/{volumeID}/dir)
+	ListVolumeDir(ctx context.Context, request ListVolumeDirRequestObject) (ListVolumeDirResponseObject, error)
+
+	// (POST /volumecontent/{volumeID}/dir)
+	MakeVolumeDir(ctx context.Context, request MakeVolumeDirRequestObject) (MakeVolumeDirResponseObject, error)
+
+	// (GET /volumecontent/{volumeID}/file)
+	ReadVolumeFile(ctx context.Context, request ReadVolumeFileRequestObject) (ReadVolumeFileResponseObject, error)
+
+	// (PUT /volumecontent/{volumeID}/file)
+	WriteVolumeFile(ctx context.Context, request WriteVolumeFileRequestObject) (WriteVolumeFileResponseObject, error)
+
+	// (DELETE /volumecontent/{volumeID}/path)
+	DeleteVolumePath(ctx context.Context, request DeleteVolumePathRequestObject) (DeleteVolumePathResponseObject, error)
+
+	// (GET /volumecontent/{volumeID}/path)
+	GetVolumePath(ctx context.Context, request GetVolumePathRequestObject) (GetVolumePathResponseObject, error)
+
+	// (PATCH /volumecontent/{volumeID}/path)
+	SetVolumePath(ctx context.Context, request SetVolumePathRequestObject) (SetVolumePathResponseObject, error)
+
+	// (GET /volumes)
+	ListVolumes(ctx context.Context, request ListVolumesRequestObject) (ListVolumesResponseObject, error)
+
+	// (POST /volumes)
+	CreateVolume(ctx context.Context, request CreateVolumeRequestObject) (CreateVolumeResponseObject, error)
+
+	// (DELETE /volumes/{volumeID})
+	DeleteVolume(ctx context.Context, request DeleteVolumeRequestObject) (DeleteVolumeResponseObject, error)
+
+	// (GET /volumes/{volumeID})
+	GetVolume(ctx context.Context, request GetVolumeRequestObject) (GetVolumeResponseObject, error)
 }
 
 type StrictHandlerFunc func(ctx context.Context, w http.ResponseWriter, r *http.Request, request any) (any, error)
@@ -4588,6 +6545,111 @@ func (sh *strictHandler) ListSnapshots(w http.ResponseWriter, r *http.Request, p
 	}
 }
 
+// GetSSH operation middleware
+func (sh *strictHandler) GetSSH(w http.ResponseWriter, r *http.Request) {
+	var request GetSSHRequestObject
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.GetSSH(ctx, request.(GetSSHRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetSSH")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(GetSSHResponseObject); ok {
+		if err := validResponse.VisitGetSSHResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteSSHKey operation middleware
+func (sh *strictHandler) DeleteSSHKey(w http.ResponseWriter, r *http.Request, params DeleteSSHKeyParams) {
+	var request DeleteSSHKeyRequestObject
+
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteSSHKey(ctx, request.(DeleteSSHKeyRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteSSHKey")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(DeleteSSHKeyResponseObject); ok {
+		if err := validResponse.VisitDeleteSSHKeyResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListSSHKeys operation middleware
+func (sh *strictHandler) ListSSHKeys(w http.ResponseWriter, r *http.Request) {
+	var request ListSSHKeysRequestObject
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ListSSHKeys(ctx, request.(ListSSHKeysRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListSSHKeys")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ListSSHKeysResponseObject); ok {
+		if err := validResponse.VisitListSSHKeysResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateSSHKey operation middleware
+func (sh *strictHandler) CreateSSHKey(w http.ResponseWriter, r *http.Request) {
+	var request CreateSSHKeyRequestObject
+
+	var body CreateSSHKeyJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateSSHKey(ctx, request.(CreateSSHKeyRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateSSHKey")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(CreateSSHKeyResponseObject); ok {
+		if err := validResponse.VisitCreateSSHKeyResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // ListTeams operation middleware
 func (sh *strictHandler) ListTeams(w http.ResponseWriter, r *http.Request) {
 	var request ListTeamsRequestObject
@@ -4664,6 +6726,68 @@ func (sh *strictHandler) GetTemplateAlias(w http.ResponseWriter, r *http.Request
 	}
 }
 
+// DeleteTemplateTags operation middleware
+func (sh *strictHandler) DeleteTemplateTags(w http.ResponseWriter, r *http.Request) {
+	var request DeleteTemplateTagsRequestObject
+
+	var body DeleteTemplateTagsJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteTemplateTags(ctx, request.(DeleteTemplateTagsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteTemplateTags")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(DeleteTemplateTagsResponseObject); ok {
+		if err := validResponse.VisitDeleteTemplateTagsResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// AssignTemplateTags operation middleware
+func (sh *strictHandler) AssignTemplateTags(w http.ResponseWriter, r *http.Request) {
+	var request AssignTemplateTagsRequestObject
+
+	var body AssignTemplateTagsJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.AssignTemplateTags(ctx, request.(AssignTemplateTagsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "AssignTemplateTags")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(AssignTemplateTagsResponseObject); ok {
+		if err := validResponse.VisitAssignTemplateTagsResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // DeleteTemplate operation middleware
 func (sh *strictHandler) DeleteTemplate(w http.ResponseWriter, r *http.Request, templateID string) {
 	var request DeleteTemplateRequestObject
@@ -4710,6 +6834,66 @@ func (sh *strictHandler) GetTemplate(w http.ResponseWriter, r *http.Request, tem
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(GetTemplateResponseObject); ok {
 		if err := validResponse.VisitGetTemplateResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// UpdateTemplate operation middleware
+func (sh *strictHandler) UpdateTemplate(w http.ResponseWriter, r *http.Request, templateID TemplateID) {
+	var request UpdateTemplateRequestObject
+
+	request.TemplateID = templateID
+
+	var body UpdateTemplateJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.UpdateTemplate(ctx, request.(UpdateTemplateRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "UpdateTemplate")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(UpdateTemplateResponseObject); ok {
+		if err := validResponse.VisitUpdateTemplateResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CancelTemplateBuild operation middleware
+func (sh *strictHandler) CancelTemplateBuild(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID) {
+	var request CancelTemplateBuildRequestObject
+
+	request.TemplateID = templateID
+	request.BuildID = buildID
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.CancelTemplateBuild(ctx, request.(CancelTemplateBuildRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CancelTemplateBuild")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(CancelTemplateBuildResponseObject); ok {
+		if err := validResponse.VisitCancelTemplateBuildResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {
@@ -4793,6 +6977,32 @@ func (sh *strictHandler) GetTemplateFiles(w http.ResponseWriter, r *http.Request
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(GetTemplateFilesResponseObject); ok {
 		if err := validResponse.VisitGetTemplateFilesResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListTemplateTags operation middleware
+func (sh *strictHandler) ListTemplateTags(w http.ResponseWriter, r *http.Request, templateID TemplateID) {
+	var request ListTemplateTagsRequestObject
+
+	request.TemplateID = templateID
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ListTemplateTags(ctx, request.(ListTemplateTagsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListTemplateTags")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ListTemplateTagsResponseObject); ok {
+		if err := validResponse.VisitListTemplateTagsResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {
@@ -4979,6 +7189,39 @@ func (sh *strictHandler) RequestTemplateBuildV2(w http.ResponseWriter, r *http.R
 	}
 }
 
+// UpdateTemplateV2 operation middleware
+func (sh *strictHandler) UpdateTemplateV2(w http.ResponseWriter, r *http.Request, templateID TemplateID) {
+	var request UpdateTemplateV2RequestObject
+
+	request.TemplateID = templateID
+
+	var body UpdateTemplateV2JSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.UpdateTemplateV2(ctx, request.(UpdateTemplateV2RequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "UpdateTemplateV2")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(UpdateTemplateV2ResponseObject); ok {
+		if err := validResponse.VisitUpdateTemplateV2Response(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // StartTemplateBuild operation middleware
 func (sh *strictHandler) StartTemplateBuild(w http.ResponseWriter, r *http.Request, templateID TemplateID, buildID BuildID) {
 	var request StartTemplateBuildRequestObject
@@ -5037,6 +7280,311 @@ func (sh *strictHandler) RequestTemplateBuild(w http.ResponseWriter, r *http.Req
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(RequestTemplateBuildResponseObject); ok {
 		if err := validResponse.VisitRequestTemplateBuildResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListVolumeDir operation middleware
+func (sh *strictHandler) ListVolumeDir(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params ListVolumeDirParams) {
+	var request ListVolumeDirRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ListVolumeDir(ctx, request.(ListVolumeDirRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListVolumeDir")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ListVolumeDirResponseObject); ok {
+		if err := validResponse.VisitListVolumeDirResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// MakeVolumeDir operation middleware
+func (sh *strictHandler) MakeVolumeDir(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params MakeVolumeDirParams) {
+	var request MakeVolumeDirRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.MakeVolumeDir(ctx, request.(MakeVolumeDirRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "MakeVolumeDir")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(MakeVolumeDirResponseObject); ok {
+		if err := validResponse.VisitMakeVolumeDirResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ReadVolumeFile operation middleware
+func (sh *strictHandler) ReadVolumeFile(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params ReadVolumeFileParams) {
+	var request ReadVolumeFileRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ReadVolumeFile(ctx, request.(ReadVolumeFileRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ReadVolumeFile")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ReadVolumeFileResponseObject); ok {
+		if err := validResponse.VisitReadVolumeFileResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// WriteVolumeFile operation middleware
+func (sh *strictHandler) WriteVolumeFile(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params WriteVolumeFileParams) {
+	var request WriteVolumeFileRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	request.Body = r.Body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.WriteVolumeFile(ctx, request.(WriteVolumeFileRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "WriteVolumeFile")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(WriteVolumeFileResponseObject); ok {
+		if err := validResponse.VisitWriteVolumeFileResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteVolumePath operation middleware
+func (sh *strictHandler) DeleteVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params DeleteVolumePathParams) {
+	var request DeleteVolumePathRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteVolumePath(ctx, request.(DeleteVolumePathRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteVolumePath")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(DeleteVolumePathResponseObject); ok {
+		if err := validResponse.VisitDeleteVolumePathResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetVolumePath operation middleware
+func (sh *strictHandler) GetVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params GetVolumePathParams) {
+	var request GetVolumePathRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.GetVolumePath(ctx, request.(GetVolumePathRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetVolumePath")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(GetVolumePathResponseObject); ok {
+		if err := validResponse.VisitGetVolumePathResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// SetVolumePath operation middleware
+func (sh *strictHandler) SetVolumePath(w http.ResponseWriter, r *http.Request, volumeID VolumeID, params SetVolumePathParams) {
+	var request SetVolumePathRequestObject
+
+	request.VolumeID = volumeID
+	request.Params = params
+
+	var body SetVolumePathJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.SetVolumePath(ctx, request.(SetVolumePathRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "SetVolumePath")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(SetVolumePathResponseObject); ok {
+		if err := validResponse.VisitSetVolumePathResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListVolumes operation middleware
+func (sh *strictHandler) ListVolumes(w http.ResponseWriter, r *http.Request) {
+	var request ListVolumesRequestObject
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ListVolumes(ctx, request.(ListVolumesRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListVolumes")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ListVolumesResponseObject); ok {
+		if err := validResponse.VisitListVolumesResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateVolume operation middleware
+func (sh *strictHandler) CreateVolume(w http.ResponseWriter, r *http.Request) {
+	var request CreateVolumeRequestObject
+
+	var body CreateVolumeJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateVolume(ctx, request.(CreateVolumeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateVolume")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(CreateVolumeResponseObject); ok {
+		if err := validResponse.VisitCreateVolumeResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteVolume operation middleware
+func (sh *strictHandler) DeleteVolume(w http.ResponseWriter, r *http.Request, volumeID VolumeID) {
+	var request DeleteVolumeRequestObject
+
+	request.VolumeID = volumeID
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteVolume(ctx, request.(DeleteVolumeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteVolume")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(DeleteVolumeResponseObject); ok {
+		if err := validResponse.VisitDeleteVolumeResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetVolume operation middleware
+func (sh *strictHandler) GetVolume(w http.ResponseWriter, r *http.Request, volumeID VolumeID) {
+	var request GetVolumeRequestObject
+
+	request.VolumeID = volumeID
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.GetVolume(ctx, request.(GetVolumeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetVolume")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(GetVolumeResponseObject); ok {
+		if err := validResponse.VisitGetVolumeResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {

@@ -51,6 +51,8 @@ type exchange struct {
 	begun     *inflight          // admitted by the fast path; nil: not admitted, or already used
 	// bodySent is true if the fast path has sent the body.
 	bodySent bool
+	byKey    bool   // it has an API key of the sandbox's namespace, beside agent-sandbox's headers
+	owner    bool   // it was authorized before, see Visit
 	counted  bool   // against the sandbox's rate
 	woken    bool   // it started a wake, or waited for one
 	reason   string // of a local reply

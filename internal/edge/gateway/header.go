@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // passed yields the client's headers that are forwarded to the sandbox.
@@ -34,6 +35,9 @@ func (x *exchange) forwarded(yield func(name, value string)) {
 	ip, _, err := net.SplitHostPort(x.r.RemoteAddr)
 	if err == nil {
 		yield("X-Forwarded-For", ip)
+	}
+	if x.byKey && x.Port == envd.Port && x.r.Header.Get(envd.HeaderAccessToken) == "" { // agent-sandbox's clients have no token
+		yield(envd.HeaderAccessToken, x.g.cfg.Tokens.Agent(x.ID))
 	}
 	yield("X-Forwarded-Host", x.r.Host)
 	proto := "http"

@@ -100,6 +100,35 @@ func TestIDsNeedNoKeys(t *testing.T) {
 	}
 }
 
+// TestKeysOpenTheAgent: with an API key of the sandbox's own namespace, agent-sandbox's clients need no token of the agent.
+func TestKeysOpenTheAgent(t *testing.T) {
+	var seen http.Header
+	port := backend(t, func(_ http.ResponseWriter, r *http.Request) { seen = r.Header })
+	w := newFixture(t, withNames, func(c *Config) { c.Dialer = &portDialer{agent: fmt.Sprintf("127.0.0.1:%d", port)} })
+	b := w.box("named")
+	token := w.tokens.Agent(b.id)
+	for name, c := range map[string]struct {
+		id      string
+		port    uint16
+		headers []string
+		want    string
+	}{
+		"name and key":             {"named", envd.Port, []string{"X-API-Key", "default-key"}, token},
+		"ID and key":               {string(b.id), envd.Port, []string{"X-API-Key", "default-key"}, token},
+		"another port":             {"named", port, []string{"X-API-Key", "default-key"}, ""},
+		"a token of its own":       {"named", envd.Port, []string{"X-API-Key", "default-key", envd.HeaderAccessToken, "mine"}, "mine"},
+		"ID alone":                 {string(b.id), envd.Port, nil, ""},
+		"ID and another's key":     {string(b.id), envd.Port, []string{"X-API-Key", "other-key"}, ""},
+		"ID, its key and its name": {string(b.id), envd.Port, []string{"X-API-Key", "other-key", target.HeaderNamespace, "other"}, ""},
+	} {
+		seen = nil
+		res, text := w.do(w.client, http.MethodGet, "http://x/list/x", nil, append([]string{target.HeaderName, c.id, target.HeaderPort, target.PortText(c.port)}, c.headers...)...) //nolint:bodyclose // do closes it
+		if res.StatusCode != http.StatusOK || seen.Get(envd.HeaderAccessToken) != c.want || seen.Get("X-API-Key") != "" {
+			t.Errorf("%s: %d %s, the agent sees %v", name, res.StatusCode, text, seen)
+		}
+	}
+}
+
 // TestGuessesAreThrottled: failed attempts from one address are slowed down, in bounded memory, and
 // those with a key are not.
 func TestGuessesAreThrottled(t *testing.T) {

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -74,23 +76,47 @@ func (a *Agent) ownersAs(ctx context.Context, uid, gid uint32, inodes []string) 
 	return owners, err
 }
 
-// getConnect upgrades the connection to one with a port of the sandbox's loopback.
+// getConnect upgrades the connection to one with a port of the sandbox's loopback, or with a Unix socket.
 func (a *Agent) getConnect(w http.ResponseWriter, r *http.Request) error {
+	path := r.URL.Query().Get(envd.QueryPath)
 	port, err := strconv.ParseUint(r.URL.Query().Get(envd.QueryPort), 10, 16)
-	if err != nil || port == 0 {
+	if path != "" && !filepath.IsAbs(path) {
+		return reply.Refuse(http.StatusBadRequest, "%s: want an absolute path", envd.QueryPath)
+	}
+	if path == "" && (err != nil || port == 0) {
 		return reply.Refuse(http.StatusBadRequest, "%s: want a number from 1 to 65535", envd.QueryPort)
 	}
-	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), envd.UpgradeTCP) {
-		w.Header().Set("Upgrade", envd.UpgradeTCP)
-		return reply.Refuse(http.StatusUpgradeRequired, "want HTTP/1.1 and Upgrade: %s", envd.UpgradeTCP)
+	if err := wantsTCP(w, r); err != nil {
+		return err
 	}
-	inner, err := ports.Dial(r.Context(), uint16(port))
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		return reply.Refuse(http.StatusBadGateway, "nothing listens on port %d", port)
+	var inner net.Conn
+	where := path
+	if path != "" {
+		inner, err = dialSocket(r.Context(), path)
+	} else {
+		where = fmt.Sprintf("port %d", port)
+		inner, err = ports.Dial(r.Context(), uint16(port))
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) {
+		return reply.Refuse(http.StatusBadGateway, "nothing listens on %s", where)
 	}
 	if err != nil {
 		return err
 	}
+	return becomeTCP(w, r, inner)
+}
+
+// wantsTCP refuses a request that does not ask for an upgrade to a plain connection.
+func wantsTCP(w http.ResponseWriter, r *http.Request) error {
+	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), envd.UpgradeTCP) {
+		w.Header().Set("Upgrade", envd.UpgradeTCP)
+		return reply.Refuse(http.StatusUpgradeRequired, "want HTTP/1.1 and Upgrade: %s", envd.UpgradeTCP)
+	}
+	return nil
+}
+
+// becomeTCP upgrades the request's connection to one with inner, until both have ended or the agent stops. It closes inner.
+func becomeTCP(w http.ResponseWriter, r *http.Request, inner net.Conn) error {
 	outer, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return errors.Join(fmt.Errorf("hijack connection: %w", err), inner.Close())
@@ -105,3 +131,11 @@ func (a *Agent) getConnect(w http.ResponseWriter, r *http.Request) error {
 	ports.Join(r.Context(), outer, strings.NewReader(string(early)), inner)
 	return nil
 }
+
+// dialSocket connects to a Unix socket of the sandbox.
+func dialSocket(ctx context.Context, path string) (net.Conn, error) {
+	return (&net.Dialer{Timeout: socketTimeout}).DialContext(ctx, "unix", path)
+}
+
+// socketTimeout bounds the wait for a program that does not accept.
+const socketTimeout = 5 * time.Second

@@ -29,6 +29,12 @@ import (
 const childConfig = "BARCHAN_TEST_AGENT_CONFIG"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "-"+agent.FlagSFTP { // the agent starts its own program
+		if err := agent.ServeSFTP(os.Stdin, os.Stdout, os.Args[2]); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
 	if file := os.Getenv(childConfig); file != "" {
 		if err := runAgent(file); err != nil {
 			fmt.Fprintln(os.Stderr, "agent:", err)

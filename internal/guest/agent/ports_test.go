@@ -41,9 +41,7 @@ func listen(t *testing.T, network, address string) (l net.Listener, port uint16)
 // connect opens a port of the agent's loopback.
 func (a *testAgent) connect(ctx context.Context, token string, port uint16) (net.Conn, error) {
 	a.t.Helper()
-	nc, err := net.Dial("tcp", strings.TrimPrefix(a.base, "http://")) //nolint:noctx // ctx is that of the handshake
-	noError(a.t, err)
-	return envd.ConnectLocal(ctx, nc, token, port)
+	return envd.ConnectLocal(ctx, a.dial(), token, port)
 }
 
 // TestConnect reaches what listens on the agent's loopback, with every byte and both ends kept.

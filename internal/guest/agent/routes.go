@@ -51,6 +51,13 @@ func (a *Agent) handler() http.Handler {
 		"GET " + envd.PathLogs:       a.getLogs,
 		"GET " + envd.PathPorts:      a.getPorts,
 		"GET " + envd.PathConnect:    a.getConnect,
+		"GET " + envd.PathSFTP:       a.getSFTP,
+		// The runtime API of agent-sandbox's clients.
+		"POST /execute":           a.postExecute,
+		"POST /upload":            files.Upload,
+		"GET /download/{path...}": atPath(files.Download),
+		"GET /list/{path...}":     atPath(a.getList),
+		"GET /exists/{path...}":   atPath(a.getExists),
 	} {
 		mux.Handle(route, reply.Handler(a.log, h))
 	}

@@ -138,6 +138,17 @@ func (c *Client) Entrypoint(ctx context.Context) (Entrypoint, error) {
 	return e, err
 }
 
+// LastOutput returns at most so many of the last bytes that the entrypoint has printed, or of those that can be read.
+func (c *Client) LastOutput(ctx context.Context, size int) string {
+	var text strings.Builder
+	_ = c.Logs(ctx, SourceEntrypoint, false, func(l LogLine) error { // what can be read is returned
+		fmt.Fprintln(&text, l.Line)
+		return nil
+	})
+	out := strings.TrimSpace(text.String())
+	return strings.ToValidUTF8(out[max(0, len(out)-size):], "")
+}
+
 // Logs calls each for every line kept of a source (SourceEntrypoint,
 // SourceAgent, or empty for both), oldest first. With follow it continues until
 // ctx ends or each returns an error, which it then returns. An [Error] of status 503 means that the

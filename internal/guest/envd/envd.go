@@ -157,6 +157,9 @@ const (
 	StreamStderr = "stderr"
 )
 
+// Ended reports whether the program has ended, or could not be started.
+func (e *Entrypoint) Ended() bool { return !e.Running && (e.ExitCode != nil || e.Error != "") }
+
 // LogLine is one line of output.
 type LogLine struct {
 	Timestamp time.Time `json:"timestamp"`

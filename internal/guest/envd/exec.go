@@ -33,10 +33,15 @@ type ExecOptions struct {
 	// Env has more variables, and Dir is the directory to run in; empty: the user's home.
 	Env map[string]string
 	Dir string
-	// Terminal gives the program a terminal.
+	// Terminal gives the program a terminal, of 80 by 24 characters until Resize has another size.
 	Terminal bool
 	// Resize has the terminal's sizes, until it is closed; it may be nil.
 	Resize <-chan TerminalSize
+	// Signals has signals to send to the program, until it is closed; it may be nil.
+	Signals <-chan processpb.Signal
+	// Hangup is for clients that may break off: when ctx ends, a program with a terminal gets SIGHUP, and
+	// another one continues without input and with its output discarded. Otherwise the program is killed.
+	Hangup bool
 }
 
 // request is for a program.
@@ -49,14 +54,16 @@ func (o *ExecOptions) request(argv []string) *processpb.StartRequest {
 	}
 	if o.Terminal {
 		req.Pty = PTY(TerminalSize{Cols: defaultCols, Rows: defaultRows})
-		env["TERM"] = "xterm" // as in a container of Kubernetes
+		if env["TERM"] == "" {
+			env["TERM"] = "xterm" // as in a container of Kubernetes
+		}
 	}
 	return req
 }
 
 // Exec runs a program to its end as the client's user and returns its exit code, 128 and the number
 // for one that a signal ended. When ctx ends, or the output cannot be written, the program is killed.
-// The caller must close Stdin and end Resize afterwards: a read of either may be under way.
+// The caller must close Stdin, Resize and Signals afterwards: a read of any may be under way.
 // Errors are those of RPCs, as for [Client.Run].
 func (c *Client) Exec(ctx context.Context, argv []string, o ExecOptions) (exit int, err error) {
 	if len(argv) == 0 || argv[0] == "" {
@@ -79,7 +86,7 @@ func (c *Client) Exec(ctx context.Context, argv []string, o ExecOptions) (exit i
 		switch ev := stream.Msg().GetEvent(); {
 		case ev.GetStart() != nil:
 			pid := ev.GetStart().GetPid()
-			defer context.AfterFunc(ctx, func() { c.kill(ctx, pid) })()
+			defer context.AfterFunc(ctx, func() { c.end(ctx, pid, o) })()
 			c.feed(ctx, pid, o)
 		case ev.GetData() != nil:
 			if err := WriteOutput(ev.GetData(), o.Stdout, o.Stderr); err != nil {
@@ -126,6 +133,35 @@ func (c *Client) feed(ctx context.Context, pid uint32, o ExecOptions) {
 			}
 		}()
 	}
+	if o.Signals != nil {
+		go func() {
+			for sig := range o.Signals {
+				_ = c.signal(ctx, pid, sig) // it fails if the program has ended
+			}
+		}()
+	}
+}
+
+// end ends a program whose client has gone, or leaves it to itself.
+func (c *Client) end(ctx context.Context, pid uint32, o ExecOptions) {
+	if !o.Hangup {
+		c.kill(ctx, pid)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), runKillTime)
+	defer cancel()
+	if !o.Terminal {
+		_, _ = c.process.CloseStdin(ctx, connect.NewRequest(&processpb.CloseStdinRequest{Process: Selector(pid)})) // it may be closed
+		return
+	}
+	if IsCode(c.signal(ctx, pid, processpb.Signal_SIGNAL_SIGHUP), connect.CodeUnimplemented) { // an agent older than this signal
+		_ = c.signal(ctx, pid, processpb.Signal_SIGNAL_SIGKILL)
+	}
+}
+
+func (c *Client) signal(ctx context.Context, pid uint32, sig processpb.Signal) error {
+	_, err := c.process.SendSignal(ctx, connect.NewRequest(&processpb.SendSignalRequest{Process: Selector(pid), Signal: sig}))
+	return err
 }
 
 // Feed passes input on to a program until it ends, ctx is done, or the program takes no more. Then the

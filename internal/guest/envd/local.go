@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"syscall"
 	"time"
@@ -17,9 +18,12 @@ import (
 const (
 	PathPorts = "/ports"
 	// PathConnect leads to a port on the sandbox's own loopback, which is unreachable from outside:
-	// after 101, the connection is one to that port. It takes the query parameter QueryPort.
+	// after 101, the connection is one to that port. It takes the query parameter QueryPort; or QueryPath, for
+	// a Unix socket, whatever its mode.
 	PathConnect = "/internal/connect"
-	QueryPort   = "port"
+	// PathSFTP leads, after 101, to an SFTP server that runs as the request's user.
+	PathSFTP  = "/internal/sftp"
+	QueryPort = "port"
 	// UpgradeTCP is the protocol that a connection of PathConnect changes to.
 	UpgradeTCP = "tcp"
 )
@@ -44,21 +48,47 @@ func (c *Client) Ports(ctx context.Context) ([]ListeningPort, error) {
 // ConnectLocal makes of a connection to an agent one to a port of its sandbox's loopback. The error
 // is a syscall.ECONNREFUSED if nothing listens there. The connection is closed if it fails.
 func ConnectLocal(ctx context.Context, agent net.Conn, token string, port uint16) (net.Conn, error) {
+	number := strconv.Itoa(int(port))
+	nc, err := upgrade(ctx, agent, PathConnect+"?"+QueryPort+"="+number, token, "")
+	return nc, describe("connect to port "+number+" through the agent", err)
+}
+
+// ConnectSocket is ConnectLocal for a Unix socket of the sandbox, by an absolute path.
+func ConnectSocket(ctx context.Context, agent net.Conn, token, path string) (net.Conn, error) {
+	nc, err := upgrade(ctx, agent, PathConnect+"?"+url.Values{QueryPath: {path}}.Encode(), token, "")
+	return nc, describe("connect to "+path+" through the agent", err)
+}
+
+// ConnectSFTP makes of a connection to an agent one to an SFTP server that runs as a user of the sandbox; empty: the
+// default one. An agent older than this route answers 404, an [Error]. The connection is closed if it fails.
+func ConnectSFTP(ctx context.Context, agent net.Conn, token, user string) (net.Conn, error) {
+	nc, err := upgrade(ctx, agent, PathSFTP, token, user)
+	return nc, describe("start SFTP", err)
+}
+
+func describe(action string, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", action, err)
+	}
+	return nil
+}
+
+// upgrade has the agent lead a connection elsewhere; it is closed if that fails.
+func upgrade(ctx context.Context, agent net.Conn, pathAndQuery, token, user string) (net.Conn, error) {
 	stop := context.AfterFunc(ctx, func() { _ = agent.SetDeadline(time.Unix(1, 0)) })
-	nc, err := connectLocal(ctx, agent, token, port)
+	nc, err := sendUpgrade(ctx, agent, pathAndQuery, token, user)
 	if !stop() {
 		err = errors.Join(err, context.Cause(ctx))
 	}
 	if err != nil {
 		_ = agent.Close()
-		return nil, fmt.Errorf("connect to port %d through the agent: %w", port, err)
+		return nil, err
 	}
 	return nc, nil
 }
 
-func connectLocal(ctx context.Context, agent net.Conn, token string, port uint16) (net.Conn, error) {
-	url := "http://" + agent.RemoteAddr().String() + PathConnect + "?" + QueryPort + "=" + strconv.Itoa(int(port))
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+func sendUpgrade(ctx context.Context, agent net.Conn, pathAndQuery, token, user string) (net.Conn, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+agent.RemoteAddr().String()+pathAndQuery, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -66,6 +96,9 @@ func connectLocal(ctx context.Context, agent net.Conn, token string, port uint16
 	req.Header.Set("Upgrade", UpgradeTCP)
 	if token != "" {
 		req.Header.Set(HeaderAccessToken, token)
+	}
+	if user != "" {
+		req.SetBasicAuth(user, "")
 	}
 	if err := req.Write(agent); err != nil {
 		return nil, err

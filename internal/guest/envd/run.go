@@ -85,8 +85,5 @@ func (c *Client) follow(ctx context.Context, stream *connect.ServerStreamForClie
 func (c *Client) kill(ctx context.Context, pid uint32) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), runKillTime)
 	defer cancel()
-	_, _ = c.process.SendSignal(ctx, connect.NewRequest(&processpb.SendSignalRequest{
-		Process: Selector(pid),
-		Signal:  processpb.Signal_SIGNAL_SIGKILL,
-	}))
+	_ = c.signal(ctx, pid, processpb.Signal_SIGNAL_SIGKILL)
 }

@@ -1,6 +1,7 @@
-// Package baseimage builds the default image of sandboxes: Debian with a user, Python, compilers and git,
-// assembled on this host from the distribution's packages, and Node.js from the npm registry, so that no image
-// registry is needed. It does not import the image, and never runs anything from it.
+// Package baseimage builds images of sandboxes: Debian with a user, Python, compilers and git, assembled on this
+// host from the distribution's packages, and Node.js from the npm registry, so that no image registry is needed.
+// The default is the base image; other images add packages and files. It does not import the image, and never
+// runs anything from it.
 //
 // An image is an OCI layout in a tar, named by a hash of its inputs: a second Build with the same inputs finds
 // the first one's file.
@@ -14,6 +15,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -30,6 +32,7 @@ import (
 const (
 	DefaultRef   = "barchan.local/base:latest"
 	DefaultSuite = "bookworm"
+	defaultName  = "base"
 	defaultCache = "/var/cache/barchan"
 )
 
@@ -58,12 +61,16 @@ type Config struct {
 	// Dir is the directory of images; empty is $BARCHAN_CACHE/images, or /var/cache/barchan/images without
 	// the variable.
 	Dir string
+	// Name is the image's name in commands, messages and file names; empty is "base".
+	Name string
 	// Ref is the name in the image's index.
 	Ref string
 	// Suite is Debian's code name of the release to install.
 	Suite string
 	// Packages are installed; empty is DefaultPackages.
 	Packages []string
+	// Files are added to the root file system once packages are installed, as root's; nil adds none.
+	Files fs.FS
 	// Sources are lines as in sources.list; empty is this host's own on a Debian host, otherwise mmdebstrap's
 	// default for the suite.
 	Sources []string
@@ -77,7 +84,8 @@ type Config struct {
 	// Rebuild ignores an existing image of the same inputs, to include the distribution's updates.
 	Rebuild bool
 
-	debianNode bool // Node.js is Debian's, because the npm registry is unreachable
+	filesHash  string // of Files; empty without
+	debianNode bool   // Node.js is Debian's, because the npm registry is unreachable
 }
 
 // Result is an image on disk.
@@ -133,11 +141,11 @@ func Build(ctx context.Context, cfg Config, progress func(Progress)) (Result, er
 	}
 	built, warning, err := cfg.build(ctx, report)
 	if err != nil {
-		return Result{}, fmt.Errorf("build base image: %w", err)
+		return Result{}, fmt.Errorf("build image %s: %w", cfg.Name, err)
 	}
 	res, ok := cfg.find()
 	if !ok {
-		return Result{}, fmt.Errorf("build base image: %s cannot be read back", cfg.path())
+		return Result{}, fmt.Errorf("build image %s: %s cannot be read back", cfg.Name, cfg.path())
 	}
 	res.Cached, res.Took, res.Warning = !built, time.Since(start), warning
 	report.step("done", 100)
@@ -154,7 +162,10 @@ func (c *Config) complete(ctx context.Context) error {
 		return fmt.Errorf("image directory: %w", err)
 	}
 	c.Dir = dir
-	c.Ref = cmp.Or(c.Ref, DefaultRef)
+	c.Name, c.Ref = cmp.Or(c.Name, defaultName), cmp.Or(c.Ref, DefaultRef)
+	if !packageName.MatchString(c.Name) {
+		return invalid("image name %q: use lower-case letters, digits and dashes, such as %s", c.Name, defaultName)
+	}
 	if _, err := name.NewTag(c.Ref, name.StrictValidation); err != nil {
 		return invalid("image reference %q: use registry/name:tag, such as %s", c.Ref, DefaultRef)
 	}
@@ -171,6 +182,11 @@ func (c *Config) complete(ctx context.Context) error {
 	for _, p := range c.Packages {
 		if !packageName.MatchString(p) {
 			return invalid("package %q: use the name of a Debian package", p)
+		}
+	}
+	if c.Files != nil {
+		if c.filesHash, err = hashFiles(c.Files); err != nil {
+			return fmt.Errorf("read the image's own files: %w", err)
 		}
 	}
 	if len(c.Sources) == 0 {
@@ -199,12 +215,31 @@ func (c *Config) inputs() string {
 		Packages, Sources, Options []string
 		Customize                  []byte
 		Env, Node                  []string
-	}{runtime.GOARCH, c.Ref, c.Suite, c.Packages, c.Sources, dpkgOptions(), customize, imageEnv(), c.node()})
+		Files                      string `json:",omitempty"`
+	}{runtime.GOARCH, c.Ref, c.Suite, c.Packages, c.Sources, dpkgOptions(), customize, imageEnv(), c.node(), c.filesHash})
 	if err != nil {
 		panic(err) // strings and bytes always marshal
 	}
 	sum := sha256.Sum256(canonical)
 	return hex.EncodeToString(sum[:])
+}
+
+// hashFiles hashes the paths and contents of files.
+func hashFiles(files fs.FS) (string, error) {
+	sum := sha256.New()
+	err := fs.WalkDir(files, ".", func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		data, err := fs.ReadFile(files, path)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(sum, "%q %d ", path, len(data))
+		_, err = sum.Write(data)
+		return err
+	})
+	return hex.EncodeToString(sum.Sum(nil)), err
 }
 
 // node identifies the Node.js in the image.
@@ -219,7 +254,7 @@ func (c *Config) node() (specs []string) {
 }
 
 func (c *Config) path() string {
-	return filepath.Join(c.Dir, "base-"+c.inputs()[:16]+".tar")
+	return filepath.Join(c.Dir, c.Name+"-"+c.inputs()[:16]+".tar")
 }
 
 // find returns the finished image of these inputs, if its file is intact.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -201,6 +202,7 @@ func TestMissingProgram(t *testing.T) {
 
 func TestRefusedConfigs(t *testing.T) {
 	for name, cfg := range map[string]baseimage.Config{
+		"name":        {Name: "../base"},
 		"ref":         {Ref: "Not A Ref"},
 		"ref no tag":  {Ref: "barchan.local/base"},
 		"suite":       {Suite: "--help"},
@@ -296,6 +298,9 @@ func TestInputsChangeName(t *testing.T) {
 	}
 	for name, change := range map[string]func(*baseimage.Config){
 		"suite":   func(c *baseimage.Config) { c.Suite = "trixie" },
+		"file":    func(c *baseimage.Config) { c.Files = fstest.MapFS{"a/b": {Data: []byte("1")}} },
+		"content": func(c *baseimage.Config) { c.Files = fstest.MapFS{"a/b": {Data: []byte("2")}} },
+		"path":    func(c *baseimage.Config) { c.Files = fstest.MapFS{"a/c": {Data: []byte("2")}} },
 		"ref":     func(c *baseimage.Config) { c.Ref = "a.test/b:c" },
 		"package": func(c *baseimage.Config) { c.Packages = []string{"git"} },
 		"source":  func(c *baseimage.Config) { c.Sources = []string{"deb http://a.test/ bookworm main"} },

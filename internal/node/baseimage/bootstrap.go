@@ -33,6 +33,9 @@ func dpkgOptions() []string {
 	}
 }
 
+// envFiles has the directory of Config.Files for mmdebstrap's hook, whose shell would interpret its name.
+const envFiles = "BARCHAN_IMAGE_FILES"
+
 // stages maps prefixes of mmdebstrap's output to its step, and to the percentage of a build before it, as
 // timed on a 2-core host.
 var stages = []struct {
@@ -63,17 +66,24 @@ func (c *Config) bootstrap(ctx context.Context, work string, w io.Writer, report
 	if err := os.WriteFile(hook, customize, 0o700); err != nil {
 		return fmt.Errorf("write hook: %w", err)
 	}
+	files := ""
+	if c.Files != nil {
+		files = filepath.Join(work, "files")
+		if err := os.CopyFS(files, c.Files); err != nil {
+			return fmt.Errorf("write the image's own files: %w", err)
+		}
+	}
 	epoch, err := c.epoch()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	output := &outputParser{report: report}
-	cmd := exec.CommandContext(ctx, program, c.arguments(hook)...)
+	output := &outputParser{report: report, name: c.Name}
+	cmd := exec.CommandContext(ctx, program, c.arguments(hook, files)...)
 	cmd.Dir = work
 	cmd.Env = append(os.Environ(), proxies(ctx)...)
-	cmd.Env = append(cmd.Env, "TMPDIR="+work, "LC_ALL=C.UTF-8",
+	cmd.Env = append(cmd.Env, "TMPDIR="+work, "LC_ALL=C.UTF-8", envFiles+"="+files,
 		"SOURCE_DATE_EPOCH="+strconv.FormatInt(epoch.Unix(), 10))
 	cmd.Stderr = output
 	cmd.WaitDelay = 10 * time.Second
@@ -108,7 +118,7 @@ func (c *Config) bootstrap(ctx context.Context, work string, w io.Writer, report
 // program returns the path of mmdebstrap, or an error with the remedy.
 func (c *Config) program() (string, error) {
 	if os.Geteuid() != 0 {
-		return "", errs.Public(errs.ErrForbidden, "building the base image needs root: run it with sudo")
+		return "", errs.Public(errs.ErrForbidden, "building an image needs root: run it with sudo")
 	}
 	name := c.Mmdebstrap
 	if name == "" {
@@ -137,7 +147,8 @@ func (c *Config) epoch() (time.Time, error) {
 	return time.Now().UTC().Truncate(24 * time.Hour), nil
 }
 
-func (c *Config) arguments(hook string) []string {
+// arguments returns those of mmdebstrap. The directory files, if any, is copied into the root before the hook runs.
+func (c *Config) arguments(hook, files string) []string {
 	packages := c.Packages
 	if c.debianNode {
 		packages = slices.Concat(packages, debianNode())
@@ -145,11 +156,14 @@ func (c *Config) arguments(hook string) []string {
 	args := []string{
 		"--variant=minbase", "--mode=root", "--format=tar", "--skip=output/dev",
 		"--include=" + strings.Join(packages, ","),
-		"--customize-hook=" + hook,
 		`--aptopt=Acquire::Retries "3"`,
 		`--aptopt=Acquire::http::Timeout "30"`,
 		`--aptopt=Acquire::https::Timeout "30"`,
 	}
+	if files != "" {
+		args = append(args, `--customize-hook=cp -R --no-preserve=ownership "$`+envFiles+`"/. "$1"/`)
+	}
+	args = append(args, "--customize-hook="+hook)
 	for _, o := range dpkgOptions() {
 		args = append(args, "--dpkgopt="+o)
 	}
@@ -174,6 +188,7 @@ func copyRoot(w io.Writer, root io.Reader, epoch time.Time) error {
 // outputParser reads mmdebstrap's output: stages become progress, and the last lines are kept for an error.
 type outputParser struct {
 	report *reporter
+	name   string // of the image
 
 	mu     sync.Mutex
 	part   []byte   // +checklocks:mu
@@ -235,7 +250,7 @@ func (l *outputParser) failure(cause error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var b strings.Builder
-	fmt.Fprintf(&b, "building the base image failed at %q", l.stage)
+	fmt.Fprintf(&b, "building image %s failed at %q", l.name, l.stage)
 	if l.mirror {
 		b.WriteString("; if a package mirror cannot be reached, check the network and /etc/apt, or name another one")
 	}

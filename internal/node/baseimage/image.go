@@ -93,7 +93,7 @@ func (c *Config) build(ctx context.Context, report *reporter) (built bool, warni
 
 // layers writes Debian's layer, and concurrently that of Node.js.
 func (c *Config) layers(ctx context.Context, work string, report *reporter) ([]*layer, error) {
-	debian := &layer{path: filepath.Join(work, "debian"), by: "barchan image build base"}
+	debian := &layer{path: filepath.Join(work, "debian"), by: "barchan image build " + c.Name}
 	if c.debianNode {
 		return []*layer{debian}, debian.fill(func(w io.Writer) error { return c.bootstrap(ctx, work, report.count(w), report) })
 	}

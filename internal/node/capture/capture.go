@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/operation"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
@@ -139,6 +140,9 @@ func (m *Maker) capture(ctx context.Context, k *checkpoint.Handle, ask sandbox.C
 		return nil, err
 	}
 	p.c = m.newCheckpoint(ctx, ask, r)
+	if p.filesOnly {
+		p.c.Plan.Volumes = plan.Lasting(p.c.Plan.Volumes)
+	}
 	limited, cancel := context.WithTimeout(ctx, operation.DiskTimeout)
 	defer cancel()
 	if err := p.do(limited); err != nil {

@@ -99,7 +99,7 @@ func (p *work) begin(ctx context.Context) (err error) {
 		return err
 	}
 	made := map[string]bool{}
-	for _, v := range p.Row.Plan.Volumes {
+	for _, v := range p.c.Plan.Volumes {
 		rel := v.DataPath()
 		if rel == "" || made[rel] {
 			continue

@@ -23,6 +23,15 @@ type Rootfs struct {
 	mounts []mount.Mount
 }
 
+// initSuffix ends the key of the snapshot of a sandbox's init container. IDs have no dash.
+const initSuffix = "-init"
+
+// InitKey is the key of the snapshot that a sandbox's init containers have, one after the other.
+func InitKey(id string) string { return id + initSuffix }
+
+// SandboxOf is the ID of the sandbox that a snapshot belongs to.
+func SandboxOf(key string) string { return strings.TrimSuffix(key, initSuffix) }
+
 // Prepare creates a writable snapshot of an image under a key, or finds the existing one. It stays
 // until RemoveSnapshot, even without the image. The end of the context does not interrupt it: a
 // later removal of the snapshot must not be overtaken by its creation.

@@ -20,14 +20,17 @@ import (
 
 // credentials returns those that the Secrets of a request have for its image; the zero value if they have none.
 func (s *Store) credentials(ctx context.Context, ask *Ask) (pull.Credentials, error) {
-	if ask.Namespace == "" || len(ask.Secrets) == 0 || s.cfg.Secret == nil {
+	if ask.Namespace == "" || len(ask.Secrets) == 0 || s.cfg.Objects == nil {
 		return ask.Credentials, nil
 	}
 	secrets := make([]corev1.Secret, 0, len(ask.Secrets))
 	for _, name := range ask.Secrets {
-		one, err := s.cfg.Secret(ctx, ask.Namespace, name)
+		one, err := s.cfg.Objects.Secret(ctx, ask.Namespace, name)
 		if err != nil {
-			return pull.Credentials{}, fmt.Errorf("imagePullSecrets: Secret %s/%s: %w", ask.Namespace, name, err)
+			return pull.Credentials{}, fmt.Errorf("imagePullSecrets: Secret %s/%s: %w: %w", ask.Namespace, name, err, errs.ErrUnavailable)
+		}
+		if one == nil {
+			return pull.Credentials{}, fmt.Errorf("imagePullSecrets: Secret %s/%s: not found: %w", ask.Namespace, name, errs.ErrNotFound)
 		}
 		if one.Type != corev1.SecretTypeDockerConfigJson && one.Type != corev1.SecretTypeDockercfg {
 			return pull.Credentials{}, fmt.Errorf("imagePullSecrets: Secret %s/%s has type %q, want %s: %w", ask.Namespace, name, one.Type, corev1.SecretTypeDockerConfigJson, errs.ErrInvalid)

@@ -22,6 +22,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
@@ -45,8 +46,8 @@ const usedEvery = 10 * time.Minute
 // Config configures a Store.
 type Config struct {
 	Containerd *ctrd.Client
-	// Secret reads a Secret, whose absence is an errs.ErrNotFound. Nil: there are none.
-	Secret func(ctx context.Context, namespace, name string) (*corev1.Secret, error)
+	// Objects reads the Secrets that requests name; nil: there are none.
+	Objects podsource.Objects
 	// Room makes room for that many bytes of an image, or returns why there is none; nil: there always is.
 	Room func(ctx context.Context, bytes int64) error
 	// Pulled is called after each pull; nil: not called.

@@ -130,12 +130,11 @@ func must(t testing.TB, err error) {
 // secrets are those of all namespaces.
 type secrets map[string]*corev1.Secret
 
-func (s secrets) get(_ context.Context, namespace, name string) (*corev1.Secret, error) {
-	if one := s[namespace+"/"+name]; one != nil {
-		return one, nil
-	}
-	return nil, fmt.Errorf("not found: %w", errs.ErrNotFound)
+func (s secrets) Secret(_ context.Context, namespace, name string) (*corev1.Secret, error) {
+	return s[namespace+"/"+name], nil
 }
+
+func (secrets) ConfigMap(context.Context, string, string) (*corev1.ConfigMap, error) { return nil, nil }
 
 func (s secrets) put(namespace, name, host, user, password string) {
 	text := fmt.Appendf(nil, `{"auths":{%q:{"username":%q,"password":%q}}}`, host, user, password)
@@ -164,7 +163,7 @@ func started(t *testing.T, limits pull.Config, change func(*Config)) *Store {
 // An image that one namespace has pulled with its credentials is another's only with credentials that the registry accepts.
 func TestPrivateImages(t *testing.T) {
 	have := secrets{}
-	s := started(t, pull.Config{}, func(c *Config) { c.Secret = have.get })
+	s := started(t, pull.Config{}, func(c *Config) { c.Objects = have })
 	g := newGuarded(t)
 	ref := g.push(t, "team/private", layer(t, 1<<16))
 	have.put("a", "reg", g.host, "ann", accounts["ann"])
@@ -431,7 +430,7 @@ func TestMirrors(t *testing.T) {
 	ref := back.push(t, "mirrored", layer(t, 1<<16))
 	have := secrets{}
 	have.put("a", "reg", back.host, "ann", accounts["ann"])
-	s := started(t, pull.Config{Registries: pull.Registries{Mirrors: map[string][]string{back.host: {"http://" + front.host}}}}, func(c *Config) { c.Secret = have.get })
+	s := started(t, pull.Config{Registries: pull.Registries{Mirrors: map[string][]string{back.host: {"http://" + front.host}}}}, func(c *Config) { c.Objects = have })
 	var seen atomic.Int32
 	watch := func(_ http.ResponseWriter, r *http.Request) bool {
 		seen.Add(1)

@@ -95,7 +95,10 @@ func (s *Scanner) Scan(ctx context.Context) (Inventory, error) {
 	rules, err := s.Devices.EgressRules(ctx)
 	add(kindRules, rules, err)
 	snapshots, err := s.Containerd.Snapshots(ctx)
-	add(kindSnapshot, snapshots, err)
+	failures = append(failures, err)
+	for _, key := range snapshots {
+		v.Resources = append(v.Resources, Resource{Kind: kindSnapshot, Name: key, ID: ctrd.SandboxOf(key)})
+	}
 	records, err := s.Containerd.Records(ctx)
 	add(kindRecord, nil, err)
 	for _, r := range records {

@@ -62,7 +62,7 @@ func (w *Operation) awaitHealth(ctx context.Context) (*envd.Client, error) {
 }
 
 // rewriteConfig changes the configuration that the agent reads at its next start.
-func (w *Operation) rewriteConfig() (*envd.Config, error) {
+func (w *Operation) rewriteConfig(ctx context.Context) (*envd.Config, error) {
 	file := filepath.Join(w.Path("agent"), filepath.Base(envd.ConfigPath))
 	cfg, err := envd.ReadConfig(file)
 	if err != nil {
@@ -73,7 +73,9 @@ func (w *Operation) rewriteConfig() (*envd.Config, error) {
 			w.Row.ImageEnv = append(w.Row.ImageEnv, name+"="+cfg.Env[name])
 		}
 	}
-	cfg.Env = w.environment()
+	if cfg.Env, err = w.environment(ctx, cfg.Env); err != nil {
+		return nil, err
+	}
 	w.setAgentToken(cfg)
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("agent configuration: %w: %w", err, errs.ErrInvalid)
@@ -151,11 +153,11 @@ func (w *Operation) awaitRestored(ctx context.Context) error {
 
 // writeNewAddress writes the sandbox's current address into the agent's configuration, which it reads when it
 // is restored. Only the agent may change its other files: the restored kernel has cached them.
-func (w *Operation) writeNewAddress(context.Context) error {
+func (w *Operation) writeNewAddress(ctx context.Context) error {
 	if !w.moved {
 		return nil
 	}
-	cfg, err := w.rewriteConfig()
+	cfg, err := w.rewriteConfig(ctx)
 	if err != nil {
 		return err
 	}
@@ -186,8 +188,8 @@ func (w *Operation) agentConfigFile() string {
 // agent that does not have them.
 func (w *Operation) Bind(ctx context.Context, runs bool) error {
 	var cfg *envd.Config
-	steps := []step{{name: "bind_config", do: func(context.Context) (err error) {
-		cfg, err = w.rewriteConfig()
+	steps := []step{{name: "bind_config", do: func(ctx context.Context) (err error) {
+		cfg, err = w.rewriteConfig(ctx)
 		return err
 	}}}
 	if runs {

@@ -9,6 +9,8 @@ import (
 	"path"
 	"path/filepath"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/oci"
@@ -26,7 +28,10 @@ func (w *Operation) writeBundle(ctx context.Context) error {
 	if err := os.Link(w.agentProgram(), link); err != nil && !errors.Is(err, fs.ErrExist) {
 		return errs.Retryable(fmt.Errorf("link agent: %w", err))
 	}
-	cfg, err := w.agentConfig()
+	if err := w.Resolve(ctx); err != nil {
+		return err
+	}
+	cfg, err := w.agentConfig(ctx)
 	if err != nil {
 		return err
 	}
@@ -42,18 +47,17 @@ func (w *Operation) writeBundle(ctx context.Context) error {
 	if err := w.fillVolumes(ctx); err != nil {
 		return err
 	}
+	if err := w.FillProjected(ctx); err != nil {
+		return err
+	}
 	mounts, err := w.mounts()
 	if err != nil {
 		return errs.Retryable(err)
 	}
-	return errs.Retryable(oci.WriteBundle(w.host.Dir(w.ID()), oci.Spec(oci.Sandbox{
+	return errs.Retryable(oci.WriteBundle(w.Path(""), oci.Spec(oci.Sandbox{
 		Class: p.Class, Hostname: p.Hostname, Rootfs: w.Path("rootfs"), NetnsPath: w.netns, AgentDir: agentDir,
 		CgroupsPath: w.host.Cgroup(w.ID()), Env: []string{"PATH=" + plan.DefaultPath}, Mounts: mounts, Limits: p.Limits, Security: p.Security,
 	})))
-}
-
-func (w *Operation) environment() map[string]string {
-	return w.Row.Plan.Environment(w.Row.ImageEnv, w.Row.Address, w.host.cfg.Name)
 }
 
 // systemFiles are the files in /etc that depend on the network, by path.
@@ -69,13 +73,19 @@ func (w *Operation) writeSystemFiles() error {
 }
 
 func (w *Operation) mounts() (mounts []oci.Mount, err error) {
-	for _, v := range w.Row.Plan.Volumes {
+	for i, v := range w.Row.Plan.Volumes {
 		m := oci.Mount{Target: v.Target, ReadOnly: v.ReadOnly, SizeLimit: v.SizeLimit}
 		switch {
+		case v.Volume != "":
+			m.Source, err = w.host.cfg.Volumes.Source(types.NamespacedName{Namespace: w.Row.Plan.Ref.Namespace, Name: v.Volume})
+		case v.Projected != "" && v.SubPath != "":
+			m.Source = w.subPathCopy(i)
+		case v.Projected != "":
+			m.Source = w.projectedVolume(v.Projected)
 		case v.Claim != "":
-			m.Source, err = volumeDir(filepath.Join(w.host.ClaimsDir(w.ID()), v.Claim), v.SubPath)
+			m.Source, err = volumeDir(w.VolumeSource(v), v.SubPath)
 		case v.Scratch != "":
-			m.Source, err = volumeDir(w.Path(filepath.Join("volumes", v.Scratch)), v.SubPath)
+			m.Source, err = volumeDir(w.VolumeSource(v), v.SubPath)
 		}
 		if err != nil {
 			return nil, err
@@ -113,9 +123,12 @@ func volumeDir(dir, sub string) (string, error) {
 }
 
 // agentConfig is the agent's configuration at start.
-func (w *Operation) agentConfig() (*envd.Config, error) {
+func (w *Operation) agentConfig(ctx context.Context) (*envd.Config, error) {
 	p := &w.Row.Plan
-	env := w.environment()
+	env, err := w.environment(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
 	cfg := &envd.Config{
 		SandboxID: w.ID(), TemplateID: p.Template, Entrypoint: p.Entrypoint(w.Image.Config.Entrypoint, w.Image.Config.Cmd, env),
 		Env: env, Workdir: p.Workdir, DefaultWorkdir: p.Workdir, User: p.User, DefaultUser: p.DefaultUser,

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
@@ -26,6 +27,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/programs"
+	"github.com/barchan-dev/barchan/internal/node/references"
+	"github.com/barchan-dev/barchan/internal/node/volumes"
 )
 
 // HostConfig configures a Host. Only Subnet6 and AgentToken are optional.
@@ -42,7 +45,10 @@ type HostConfig struct {
 	Allocator   *ipam.Allocator
 	Runtimes    *programs.Runtimes
 	Checkpoints *checkpoint.Store
+	Volumes     *volumes.Store
 
+	// Objects reads Secrets and ConfigMaps; nil: there are none.
+	Objects podsource.Objects
 	// AgentToken is the access token of a sandbox's agent; nil means none.
 	AgentToken func(sandbox.ID) string
 	// StartTimeout bounds the wait for an agent.
@@ -73,6 +79,9 @@ type Host struct {
 
 // NewHost starts nothing.
 func NewHost(cfg HostConfig) *Host {
+	if cfg.Objects == nil {
+		cfg.Objects = references.None{}
+	}
 	return &Host{
 		cfg: cfg, restores: make(chan struct{}, checkpoint.MaxConcurrentRestores()),
 		Agents: &http.Client{Transport: &http.Transport{

@@ -145,7 +145,7 @@ func (w *Operation) verify(ctx context.Context) error {
 func (w *Operation) restore(ctx context.Context) error {
 	defer w.closeConsole()
 	group, together := errgroup.WithContext(ctx)
-	for _, s := range []step{{name: "verify", do: w.verify}, {name: "network", do: w.attach}, {name: "mount", do: w.remount}} {
+	for _, s := range []step{{name: "verify", do: w.verify}, {name: "network", do: w.attach}, {name: "mount", do: w.remount}, {name: "projected", do: w.refillProjected}} {
 		group.Go(func() error { return w.doOne(together, s) })
 	}
 	if err := group.Wait(); err != nil {

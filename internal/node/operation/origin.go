@@ -24,7 +24,7 @@ func (w *Operation) VolumeSource(v plan.Volume) string {
 	if v.Claim != "" {
 		return filepath.Join(w.host.ClaimsDir(w.ID()), v.Claim)
 	}
-	return w.Path(filepath.Join("volumes", v.Scratch))
+	return w.shared(filepath.Join("volumes", v.Scratch))
 }
 
 // RestoresMemory reports whether a sandbox's processes come from a checkpoint.
@@ -75,8 +75,11 @@ func (w *Operation) fillVolumes(ctx context.Context) error {
 	if w.Origin == nil {
 		return nil
 	}
-	made := map[string]bool{}
-	for _, v := range w.Row.Plan.Volumes {
+	made, volumes := map[string]bool{}, w.Row.Plan.Volumes
+	if !w.RestoresMemory() {
+		volumes = plan.Lasting(volumes)
+	}
+	for _, v := range volumes {
 		rel := v.DataPath()
 		if rel == "" || made[rel] {
 			continue

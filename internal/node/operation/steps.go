@@ -31,6 +31,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
+	"github.com/barchan-dev/barchan/internal/node/references"
 )
 
 // Labels of containers.
@@ -55,10 +56,20 @@ type Operation struct {
 	// Origin is the checkpoint that a new sandbox is created from; nil for its image.
 	Origin *checkpoint.Origin
 	// moved means that a resuming sandbox has a new address.
-	moved   bool
-	netns   string
-	rootfs  ctrd.Rootfs
-	console *oci.Console
+	moved bool
+	// init is 1 for the first init container, whose files are apart from the sandbox's; 0 for the sandbox.
+	init int
+	// outputOnError is that of the init container.
+	outputOnError bool
+	// Initializing is called before each init container.
+	Initializing func(name string, number, of int)
+	// Pulling returns what receives the progress of a pull for an init container; nil: nobody does.
+	Pulling func() func(ctrd.Progress)
+	// resolved is nil before Resolve.
+	resolved *references.Values
+	netns    string
+	rootfs   ctrd.Rootfs
+	console  *oci.Console
 }
 
 // step is one change of the host. Both functions may be repeated, and undo works whether do was never called,
@@ -78,6 +89,7 @@ func (w *Operation) steps() map[string]step {
 		{"mount", w.mount, w.unmount},
 		{"bundle", w.writeBundle, w.removeFiles},
 		{"record", w.WriteRecord, w.removeRecord},
+		{"init", w.runInit, w.removeInit},
 		{"verify", w.verifyOrigin, noop},
 		{"start", w.startOrRestore, w.Kill},
 		{"agent", w.awaitNewAgent, noop},
@@ -97,6 +109,7 @@ func stages() [][][]string {
 	return [][][]string{
 		{{"address", "network"}, {"snapshot", "mount"}, {"verify"}},
 		{{"bundle"}, {"record"}},
+		{{"init"}},
 		{{"start"}},
 		{{"agent", "warmup"}, {"hold"}},
 	}
@@ -105,7 +118,7 @@ func stages() [][][]string {
 // Backwards is the order of undoing. Users of the host's resources come first; the address comes last, and
 // only if all else is removed.
 func Backwards() []string {
-	return []string{"start", "record", "mount", "bundle", "snapshot", "network", "address"}
+	return []string{"start", "init", "record", "mount", "bundle", "snapshot", "network", "address"}
 }
 
 // Create does all steps. On failure the caller undoes them.
@@ -199,8 +212,24 @@ func (w *Operation) ID() string { return string(w.Row.Plan.ID) }
 
 func (w *Operation) uid() string { return string(w.Row.Plan.Ref.UID) }
 
-// Path is a file in the sandbox's directory.
-func (w *Operation) Path(name string) string { return filepath.Join(w.host.Dir(w.ID()), name) }
+// Path is a file in the directory of the sandbox, or of its init container.
+func (w *Operation) Path(name string) string {
+	if w.init > 0 {
+		return w.shared(filepath.Join("init", name))
+	}
+	return w.shared(name)
+}
+
+// shared is a file in the sandbox's directory.
+func (w *Operation) shared(name string) string { return filepath.Join(w.host.Dir(w.ID()), name) }
+
+// snapshotKey is the name of the writable copy of the image.
+func (w *Operation) snapshotKey() string {
+	if w.init > 0 {
+		return ctrd.InitKey(w.ID())
+	}
+	return w.ID()
+}
 
 // Endpoint is the sandbox's network endpoint, by the addresses in the row.
 func (w *Operation) Endpoint() netdev.Endpoint {
@@ -261,12 +290,12 @@ func (w *Operation) detach(ctx context.Context) error {
 }
 
 func (w *Operation) prepare(ctx context.Context) (err error) {
-	w.rootfs, err = w.host.cfg.Containerd.Prepare(ctx, w.ID(), w.Image)
+	w.rootfs, err = w.host.cfg.Containerd.Prepare(ctx, w.snapshotKey(), w.Image)
 	return err
 }
 
 func (w *Operation) removeSnapshot(ctx context.Context) error {
-	return w.host.cfg.Containerd.RemoveSnapshot(ctx, w.ID())
+	return w.host.cfg.Containerd.RemoveSnapshot(ctx, w.snapshotKey())
 }
 
 func (w *Operation) mount(context.Context) error {
@@ -300,6 +329,9 @@ func (w *Operation) removeFiles(ctx context.Context) error {
 // empty: files still mounted there are not deleted through it.
 func (w *Operation) removeOwnFiles(ctx context.Context) error {
 	if err := w.RemoveMemory(ctx); err != nil {
+		return err
+	}
+	if err := ctrd.Unmount(w.projectedDir()); err != nil {
 		return err
 	}
 	if err := os.Remove(w.Path("rootfs")); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -336,7 +368,7 @@ func (w *Operation) start(ctx context.Context) (err error) {
 		return err
 	}
 	w.Row.Build = w.host.cfg.Runtimes.BuildOf(w.Row.Plan.Class)
-	pid, err := runtime.Run(ctx, w.ID(), w.host.Dir(w.ID()), w.console)
+	pid, err := runtime.Run(ctx, w.ID(), w.Path(""), w.console)
 	if err != nil {
 		return errs.Retryable(err)
 	}

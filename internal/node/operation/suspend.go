@@ -133,6 +133,7 @@ func (w *Operation) restartFromFiles(ctx context.Context) error {
 	return w.doAll(ctx, []step{
 		{name: "network", do: w.attach},
 		{name: "mount", do: w.remount},
+		{name: "projected", do: w.refillProjected},
 		{name: "readdress", do: w.readdress},
 		{name: "start", do: w.start},
 		{name: "agent", do: w.awaitAgent},
@@ -144,10 +145,10 @@ func (w *Operation) readdress(ctx context.Context) error {
 	if err := w.replaceAgent(ctx); err != nil {
 		return err
 	}
-	if !w.moved {
+	if !w.moved && !w.Row.Plan.RefersToObjects() {
 		return nil
 	}
-	if _, err := w.rewriteConfig(); err != nil {
+	if _, err := w.rewriteConfig(ctx); err != nil || !w.moved {
 		return err
 	}
 	return errs.Retryable(w.writeSystemFiles())

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path"
@@ -11,26 +12,37 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 )
 
 // DefaultPath is the PATH if the image sets none.
 const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // Environment is the image's environment with the object's changes. Address and node are the values of
-// references.
-func (p *Plan) Environment(image []string, address netip.Addr, node string) map[string]string {
+// references, and values those of Secrets and ConfigMaps.
+func (p *Plan) Environment(image []string, address netip.Addr, node string, values podsource.Variables) map[string]string {
 	env := map[string]string{"PATH": DefaultPath}
 	for _, pair := range image {
 		if name, value, ok := strings.Cut(pair, "="); ok {
 			env[name] = value
 		}
 	}
-	for _, e := range p.Env {
-		value := expand(e.Value, env)
-		if e.ValueFrom != nil && e.ValueFrom.FieldRef != nil {
-			value = p.reference(e.ValueFrom.FieldRef.FieldPath, address, node)
+	maps.Copy(env, values.From)
+	own := p.Fields(address, node)
+	for i, e := range p.Env {
+		switch {
+		case e.ValueFrom == nil:
+			env[e.Name] = expand(e.Value, env)
+		case e.ValueFrom.FieldRef != nil:
+			env[e.Name] = own.Field(e.ValueFrom.FieldRef.FieldPath)
+		case e.ValueFrom.ResourceFieldRef != nil:
+			env[e.Name] = own.Resource(e.ValueFrom.ResourceFieldRef)
+		default:
+			if value, ok := values.Keys[i]; ok {
+				env[e.Name] = value
+			}
 		}
-		env[e.Name] = value
 	}
 	return env
 }
@@ -39,21 +51,6 @@ func (p *Plan) Environment(image []string, address netip.Addr, node string) map[
 func IsRoot(user string) bool {
 	name, _, _ := strings.Cut(user, ":")
 	return name == "" || name == "0" || name == "root"
-}
-
-func (p *Plan) reference(path string, address netip.Addr, node string) string {
-	switch path {
-	case "metadata.name":
-		return p.Ref.Name
-	case "metadata.namespace":
-		return p.Ref.Namespace
-	case "metadata.uid":
-		return string(p.Ref.UID)
-	case "spec.nodeName":
-		return node
-	default: // status.podIP; the specification was validated
-		return address.String()
-	}
 }
 
 // shells are programs that images name for interactive use. Without a terminal they exit at once, so

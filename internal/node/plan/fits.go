@@ -7,14 +7,17 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Fits refuses a plan that differs from that of the checkpointed sandbox. Without memory only the volumes
+// Fits refuses a plan that differs from that of the checkpointed sandbox. Without memory only the sandbox's own volumes
 // must be equal: the processes are started again.
 func (p *Plan) Fits(was *Plan, memory bool) error {
 	const spec, main = "spec.podTemplate.spec", "spec.podTemplate.spec.containers[0]"
 	differ := func(field string, is, must any) error {
 		return fmt.Errorf("%s: %v differs from the checkpoint's, %v: %w", field, is, must, errs.ErrInvalid)
 	}
-	if err := volumesFit(p.Volumes, was.Volumes, main+".volumeMounts"); err != nil || !memory {
+	if !memory {
+		return volumesFit(own(Lasting(p.Volumes)), own(Lasting(was.Volumes)), main+".volumeMounts")
+	}
+	if err := volumesFit(p.Volumes, was.Volumes, main+".volumeMounts"); err != nil {
 		return err
 	}
 	a, b := &p.Security, &was.Security

@@ -35,11 +35,15 @@ type Plan struct {
 	// PullSecrets are names of Secrets with the credentials for the image.
 	PullSecrets []string `json:"pullSecrets,omitempty"`
 
-	Command []string        `json:"command,omitempty"`
-	Args    []string        `json:"args,omitempty"`
-	Env     []corev1.EnvVar `json:"env,omitempty"`
-	Workdir string          `json:"workdir,omitempty"`
-	User    string          `json:"user,omitempty"`
+	Command []string `json:"command,omitempty"`
+	Args    []string `json:"args,omitempty"`
+	// Env and EnvFrom refer to values of Secrets and ConfigMaps, and have none of them.
+	Env     []corev1.EnvVar        `json:"env,omitempty"`
+	EnvFrom []corev1.EnvFromSource `json:"envFrom,omitempty"`
+	// Own has what the sandbox's variables and files refer to of its object; nil if they refer to nothing.
+	Own     *Own   `json:"own,omitempty"`
+	Workdir string `json:"workdir,omitempty"`
+	User    string `json:"user,omitempty"`
 	// DefaultUser is that of requests to the agent; empty: User.
 	DefaultUser string `json:"defaultUser,omitempty"`
 	NonRoot     bool   `json:"nonRoot,omitempty"`
@@ -51,8 +55,13 @@ type Plan struct {
 
 	Limits   oci.Limits   `json:"limits"`
 	Security oci.Security `json:"security"`
-	Volumes  []Volume     `json:"volumes,omitempty"`
-	Secure   bool         `json:"secure,omitempty"`
+	// Volumes are all mounts of the sandbox, in the template's order.
+	Volumes []Volume `json:"volumes,omitempty"`
+	// Init are the containers that run before the sandbox starts, each to its end.
+	Init []InitContainer `json:"init,omitempty"`
+	// Projections are the contents of the volumes of Secrets, ConfigMaps and the object's fields.
+	Projections []Projection `json:"projections,omitempty"`
+	Secure      bool         `json:"secure,omitempty"`
 
 	// Restore is the checkpoint that the sandbox is created from, if any. Once live, it no longer needs the
 	// checkpoint.
@@ -92,7 +101,7 @@ func New(s *agents.Sandbox, d Defaults) (Plan, error) {
 		Class: d.Class, Revision: s.Labels[agents.LabelTemplateHash], Template: s.Annotations[agents.AnnotationTemplateRef],
 		Image: c.Image, PullPolicy: c.ImagePullPolicy, Command: c.Command, Args: c.Args, Env: c.Env, Workdir: c.WorkingDir,
 		Hostname: hostname(spec, s.Name), HostAliases: spec.HostAliases, DNSPolicy: spec.DNSPolicy, DNSConfig: spec.DNSConfig,
-		Limits: limits(d.Limits, c), Restart: spec.RestartPolicy,
+		EnvFrom: c.EnvFrom, Limits: limits(d.Limits, c), Restart: spec.RestartPolicy,
 		Startup: withPort(c.StartupProbe, c), Readiness: withPort(c.ReadinessProbe, c), Liveness: withPort(c.LivenessProbe, c),
 		Secure: s.Spec.AgentSecured(),
 	}
@@ -111,12 +120,19 @@ func New(s *agents.Sandbox, d Defaults) (Plan, error) {
 	}
 	p.User, p.Security = security(spec, c, p.Class)
 	p.NonRoot = nonRoot(spec, c)
+	if err := p.setInit(s, d.Limits, at); err != nil {
+		return p, err
+	}
 	var err error
 	if _, err = p.Egress(); err != nil {
 		return Plan{}, err
 	}
-	p.Volumes, err = volumes(s, c, at)
-	return p, err
+	if p.Volumes, err = volumes(s, c, at.Child("containers").Index(0)); err != nil {
+		return p, err
+	}
+	p.Projections = projections(spec)
+	p.SetOwn(s)
+	return p, nil
 }
 
 func withPort(p *corev1.Probe, c *corev1.Container) *corev1.Probe {

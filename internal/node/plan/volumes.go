@@ -12,6 +12,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 )
 
 // DataPath is the path of a volume's data, relative to the volumes' directory; empty for one in memory.
@@ -24,6 +25,16 @@ func (v Volume) DataPath() string {
 	default:
 		return ""
 	}
+}
+
+// Mounts reports whether the sandbox mounts a volume of its namespace.
+func (p *Plan) Mounts(volume string) bool {
+	return slices.ContainsFunc(p.Volumes, func(v Volume) bool { return v.Volume == volume })
+}
+
+// own leaves out the volumes that are not the sandbox's own, of which a checkpoint has no data.
+func own(all []Volume) []Volume {
+	return slices.DeleteFunc(slices.Clone(all), func(v Volume) bool { return v.Volume != "" })
 }
 
 func volumesFit(is, must []Volume, field string) error {
@@ -45,10 +56,14 @@ func volumesFit(is, must []Volume, field string) error {
 func (v Volume) String() string {
 	what := "memory"
 	switch {
+	case v.Volume != "":
+		what = "volume " + v.Volume
 	case v.Claim != "":
 		what = "claim " + v.Claim
 	case v.Scratch != "":
 		what = "directory " + v.Scratch
+	case v.Projected != "":
+		what = "projected volume " + v.Projected
 	}
 	if v.SubPath != "" {
 		what += "/" + v.SubPath
@@ -64,31 +79,49 @@ func (v Volume) String() string {
 
 // Volume is one mount of a template.
 type Volume struct {
-	// Claim or Scratch names a directory of the sandbox; neither means memory.
+	// Volume names one of the namespace, which is not the sandbox's own. Claim or Scratch names a directory of the sandbox,
+	// Projected one of the plan's projections. None of them means memory.
+	Volume    string `json:"volume,omitempty"`
 	Claim     string `json:"claim,omitempty"`
 	Scratch   string `json:"scratch,omitempty"`
+	Projected string `json:"projected,omitempty"`
 	SubPath   string `json:"subPath,omitempty"`
 	Target    string `json:"target"`
 	ReadOnly  bool   `json:"readOnly,omitempty"`
 	SizeLimit int64  `json:"sizeLimit,omitempty"`
+	// Transient: a checkpoint without memory leaves it out.
+	Transient bool `json:"transient,omitempty"`
+}
+
+// Lasting returns the volumes that a checkpoint without memory has.
+func Lasting(all []Volume) []Volume {
+	return slices.DeleteFunc(slices.Clone(all), func(v Volume) bool { return v.Transient })
 }
 
 func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []Volume, err error) {
+	transient := strings.Split(s.Spec.PodTemplate.ObjectMeta.Annotations[agents.AnnotationTransientVolumes], ",")
 	for i, m := range c.VolumeMounts {
 		v := Volume{SubPath: m.SubPath, Target: path.Clean(m.MountPath), ReadOnly: m.ReadOnly}
 		isClaim := func(t agents.PersistentVolumeClaimTemplate) bool { return t.Name == m.Name }
 		isVolume := func(t corev1.Volume) bool { return t.Name == m.Name }
 		if j := slices.IndexFunc(s.Spec.PodTemplate.Spec.Volumes, isVolume); j >= 0 {
-			source := s.Spec.PodTemplate.Spec.Volumes[j].EmptyDir
-			if source.Medium != corev1.StorageMediumMemory {
+			v.Transient = slices.Contains(transient, m.Name)
+			volume := &s.Spec.PodTemplate.Spec.Volumes[j]
+			switch source := volume.VolumeSource; {
+			case podsource.Projected(volume) != nil:
+				v.Projected, v.ReadOnly = m.Name, true
+			case source.PersistentVolumeClaim != nil:
+				v.Volume = source.PersistentVolumeClaim.ClaimName
+				v.ReadOnly = v.ReadOnly || source.PersistentVolumeClaim.ReadOnly
+			case source.EmptyDir.Medium != corev1.StorageMediumMemory:
 				v.Scratch = m.Name
-			} else if source.SizeLimit != nil {
-				v.SizeLimit = source.SizeLimit.Value()
+			case source.EmptyDir.SizeLimit != nil:
+				v.SizeLimit = source.EmptyDir.SizeLimit.Value()
 			}
 		} else if slices.ContainsFunc(s.Spec.VolumeClaimTemplates, isClaim) {
 			v.Claim = m.Name
 		} else {
-			where := at.Child("containers").Index(0).Child("volumeMounts").Index(i).Child("name")
+			where := at.Child("volumeMounts").Index(i).Child("name")
 			return nil, fmt.Errorf("%w: %w", field.NotFound(where, m.Name), errs.ErrInvalid)
 		}
 		result = append(result, v)

@@ -73,7 +73,7 @@ var errEnded = errors.New("the entrypoint has ended")
 
 // entrypointEnded acts on the end of the template's program, and reports whether it has ended.
 func (s *Supervisor) entrypointEnded(ctx context.Context, u *registry.Handle, r *journal.Row, state envd.Entrypoint) bool {
-	if state.Running || (state.ExitCode == nil && state.Error == "") {
+	if !state.Ended() {
 		return false
 	}
 	code := int32(127) // as shells report a program that cannot be started

@@ -102,7 +102,7 @@ func (x *Transfer) readImport(h *portable.Head) (*checkpoint.Row, error) {
 		return wrong("config.node: class %q has no memory", class)
 	}
 	for _, v := range c.Plan.Volumes {
-		if name := v.Claim + v.Scratch; (v.Claim != "" && v.Scratch != "") || (name != "" && !portable.IsName(name)) {
+		if name := v.Claim + v.Scratch + v.Volume; (v.Claim != "" && v.Scratch != "") || (v.Volume != "" && v.Volume != name) || (name != "" && !portable.IsName(name)) {
 			return wrong("config.node: %q is not a volume", name)
 		}
 	}

@@ -442,6 +442,11 @@ func (c *Cluster) Templates(ctx context.Context, namespace string) ([]extensions
 	return list.Items, err
 }
 
+// CurrentTemplates lists a namespace.
+func (c *Cluster) CurrentTemplates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
+	return c.Templates(ctx, namespace)
+}
+
 // APIKeys lists a namespace.
 func (c *Cluster) APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error) {
 	var list barchan.APIKeyList
@@ -461,6 +466,17 @@ func (c *Cluster) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKe
 		}
 	}
 	return nil, errs.ErrNotFound
+}
+
+// APIKeysBySSHKey reads the keys that hold an SSH key.
+func (c *Cluster) APIKeysBySSHKey(ctx context.Context, fingerprint string) (found []*barchan.APIKey, err error) {
+	all, err := c.APIKeys(ctx, "")
+	for i := range all {
+		if slices.ContainsFunc(all[i].Spec.SSHKeys, func(text string) bool { got, _ := barchan.SSHFingerprint(text); return got == fingerprint }) {
+			found = append(found, &all[i])
+		}
+	}
+	return found, err
 }
 
 // WaitSandbox waits as the cache does.

@@ -62,7 +62,7 @@ func (b *Barchan) start(role, name, address string, flags []string) *Process {
 		b: b, env: b.env["barchan-"+role], dir: b.TempDir(), logFile: filepath.Join(b.TempDir(), "log"),
 	}
 	p.args = append([]string{
-		"up", "--role", role, "--data-dir", p.dir, "--node-name", name, "--api-kubeconfig", b.account(role), "--token-secret", b.secret, "--tls-addr", "",
+		"up", "--role", role, "--data-dir", p.dir, "--node-name", name, "--api-kubeconfig", b.account(role), "--token-secret", b.secret, "--tls-addr", "", "--ssh-addr", "",
 	}, flags...)
 	var err error
 	p.log, err = os.OpenFile(p.logFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)

@@ -114,3 +114,36 @@ test('in the background', async () => {
   }
   assert.equal(status.status, 'ready')
 })
+
+test('tags', async () => {
+  const template = (word) => Template().fromImage(base).runCmd(`echo ${word} > word`)
+  const word = async (name) => {
+    const sbx = await Sandbox.create(name)
+    try {
+      return (await sbx.commands.run('cat word')).stdout.trim()
+    } finally {
+      await kill(sbx)
+    }
+  }
+  const tags = async () => Object.fromEntries((await Template.getTags('tagged')).map((t) => [t.tag, t.buildId]))
+  const one = await Template.build(template('one'), 'tagged:v1', { tags: ['stable'] })
+  assert.deepEqual(one.tags, ['v1', 'stable'])
+  await assert.rejects(Sandbox.create('tagged'), /template 'tagged' with tag 'default' not found/)
+  const two = await Template.build(template('two'), 'tagged', { tags: ['default', 'v2'] })
+  assert.equal(two.templateId, one.templateId)
+  assert.deepEqual(await tags(), { default: two.buildId, stable: one.buildId, v1: one.buildId, v2: two.buildId })
+  const given = await Template.assignTags('tagged:v2', ['stable', 'latest'])
+  assert.deepEqual(given, { buildId: two.buildId, tags: ['stable', 'latest'] })
+  for (const [name, want] of Object.entries({ tagged: 'two', 'tagged:v1': 'one', 'tagged:stable': 'two', 'tagged:latest': 'two' })) {
+    assert.equal(await word(name), want, name)
+  }
+  await Template.build(Template().fromTemplate('tagged:v1').runCmd('echo more >> word'), 'tagged:v1')
+  assert.equal(await word('tagged:v1'), 'one\nmore')
+  assert.equal(await word('tagged:v2'), 'two')
+  await Template.removeTags('tagged', ['v1', 'latest'])
+  await assert.rejects(Sandbox.create('tagged:v1'), /template 'tagged:v1' not found/)
+  assert.deepEqual(Object.keys(await tags()), ['default', 'stable', 'v2'])
+  await assert.rejects(Template.removeTags('tagged', 'default'), /cannot delete the 'default' tag/)
+  assert.equal(await Template.exists('tagged:v2'), true)
+  assert.equal(await Template.exists('tagged:v1'), false)
+})

@@ -76,7 +76,7 @@ func environment(addr adminclient.Addresses, key string, tls bool) ([]variable, 
 	vars := []variable{{name: "E2B_API_KEY", value: key}, {name: "KUBECONFIG", value: addr.Kubeconfig}}
 	if !tls {
 		url := "http://" + app.Dialable(addr.HTTP)
-		vars = append(vars, variable{name: "E2B_API_URL", value: url}, variable{name: "E2B_SANDBOX_URL", value: url})
+		vars = append(vars, variable{name: "E2B_API_URL", value: url}, variable{name: "E2B_SANDBOX_URL", value: url}, variable{name: "E2B_VOLUME_API_URL", value: url})
 		domain := variable{name: "E2B_DOMAIN", unset: true}
 		if addr.TLS != "" {
 			domain = variable{name: "E2B_DOMAIN", value: addr.Domain}
@@ -88,7 +88,7 @@ func environment(addr adminclient.Addresses, key string, tls bool) ([]variable, 
 	}
 	// SDKs prefer the URLs to the domain.
 	vars = append(vars, variable{name: "E2B_DOMAIN", value: addr.Domain},
-		variable{name: "E2B_API_URL", unset: true}, variable{name: "E2B_SANDBOX_URL", unset: true})
+		variable{name: "E2B_API_URL", unset: true}, variable{name: "E2B_SANDBOX_URL", unset: true}, variable{name: "E2B_VOLUME_API_URL", unset: true})
 	if addr.CAFile != "" {
 		vars = append(vars,
 			variable{name: "NODE_EXTRA_CA_CERTS", value: addr.CAFile},

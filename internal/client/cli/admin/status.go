@@ -111,6 +111,9 @@ func printStatus(a *app.App, s adminclient.Status) {
 	line("Node", s.Node)
 	line("Data", s.DataDir)
 	line("HTTP", "http://"+s.Addresses.HTTP)
+	if s.Addresses.SSH != "" {
+		line("SSH", s.Addresses.SSH)
+	}
 	if s.Addresses.TLS != "" {
 		line("TLS", "https://"+s.Addresses.TLS+", domain "+s.Addresses.Domain)
 	}

@@ -105,7 +105,7 @@ func checkStart(ctx context.Context, a *app.App, cfg *config.Resolved) error {
 		}
 	}
 	if cfg.ServesTraffic() {
-		listen = append(listen, address{"tlsAddr", "tls-addr", cfg.TLSAddr})
+		listen = append(listen, address{"tlsAddr", "tls-addr", cfg.TLSAddr}, address{"sshAddr", "ssh-addr", cfg.SSHAddr})
 	}
 	if cfg.Role == config.RoleServer {
 		listen = append(listen, address{"kubeAddr", "kube-addr", cfg.KubeAddr})

@@ -97,6 +97,9 @@ type Server struct {
 	REST       *restclient.Client
 }
 
+// Key returns the key of the REST API.
+func (t *Server) Key() string { return t.key }
+
 // Server returns the server that the flags, the environment or the data directory name.
 func (a *App) Server(ctx context.Context) (*Server, error) {
 	t := &Server{

@@ -100,7 +100,9 @@ type Kind struct {
 // TemplateKind is for templates: their ID is the REST API's.
 func TemplateKind() Kind {
 	return Kind{TemplatesResource, "template", func(o metav1.Object) string {
-		return pool.TemplateID(&extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{UID: o.GetUID()}})
+		return pool.TemplateID(&extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{
+			Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), Annotations: o.GetAnnotations(),
+		}})
 	}, likeSandboxID}
 }
 
@@ -131,6 +133,9 @@ func likeSandboxID(text string) bool {
 // nameOf returns the name of an object in a namespace: the object of the ID, else the name itself,
 // which need not exist.
 func (k *Kube) nameOf(ctx context.Context, of Kind, namespace, text string) (string, error) {
+	if name, tag, tagged := strings.Cut(text, ":"); tagged && of.GroupVersionResource == TemplatesResource {
+		return extensions.TagObject(name, tag), nil
+	}
 	if !of.isID(text) {
 		return text, nil
 	}

@@ -48,22 +48,32 @@ func imageWork(a *app.App, work func(c *adminclient.Client, progress func(adminc
 }
 
 func imageBuildCommand(a *app.App) *cobra.Command {
-	var req adminclient.BuildBaseRequest
-	base := &cobra.Command{
-		Use:   "base",
-		Short: "Make the base image from the distribution's packages",
-		Long: "Make the base image from Debian's packages, with Node.js from the npm registry, unless it is there.\n" +
-			"No registry of images is needed.\n" +
-			"Warm sandboxes with an older base image are replaced; others, and checkpoints, keep theirs.",
+	base := imageBuildOf(a, adminclient.ImageBase)
+	base.Short = "Make the base image from the distribution's packages"
+	base.Long = "Make the base image from Debian's packages, with Node.js from the npm registry, unless it is there.\n" +
+		"No registry of images is needed.\n" +
+		"Warm sandboxes with an older base image are replaced; others, and checkpoints, keep theirs."
+	code := imageBuildOf(a, adminclient.ImageInterpreter)
+	code.Short = "Make the code interpreter: its image, template and pool"
+	code.Long = "Make the code interpreter of E2B's SDK: an image from Debian's packages, with Python, R and Node.js, unless it is there;\n" +
+		"template code-interpreter-v1, which all namespaces may use; and a pool of it, whose sandboxes start with kernels.\n" +
+		"A template that exists gets the new image. Sandboxes that run, and checkpoints, keep theirs."
+	return app.NounCommand("build", "Make an image", base, code)
+}
+
+func imageBuildOf(a *app.App, image string) *cobra.Command {
+	req := adminclient.BuildImageRequest{Image: image}
+	cmd := &cobra.Command{
+		Use: image,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return imageWork(a, func(c *adminclient.Client, progress func(adminclient.Event)) (adminclient.Result, error) {
-				return c.BuildBase(cmd.Context(), req, progress)
+				return c.BuildImage(cmd.Context(), req, progress)
 			})
 		},
 	}
-	base.Flags().BoolVar(&req.Force, "force", false, "make it again")
-	a.JSONFlag(base)
-	return app.NounCommand("build", "Make an image", base)
+	cmd.Flags().BoolVar(&req.Force, "force", false, "make it again")
+	a.JSONFlag(cmd)
+	return cmd
 }
 
 func imagePullCommand(a *app.App) *cobra.Command {

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,7 +25,7 @@ import (
 // options are the flags and the argument.
 type options struct {
 	name, file, dir    string
-	buildArgs          []string
+	buildArgs, secrets []string
 	target, template   string
 	cpus               int
 	memory             string
@@ -32,6 +34,7 @@ type options struct {
 	setStart, setReady bool
 	request            restclient.NewBuild
 	arguments          map[string]string
+	given              map[string][]byte // secrets
 }
 
 // Command returns `barchan build`.
@@ -44,15 +47,16 @@ func Command(a *app.App) *cobra.Command {
 		Long: "Make a template from a Dockerfile and a directory, by default the current one, and print the template's ID. The server\n" +
 			"runs the steps in sandboxes and keeps the result of each, so that the next build runs only those after a change.\n" +
 			"CMD and ENTRYPOINT run in every sandbox of the template, HEALTHCHECK decides when it is ready. Without USER or WORKDIR,\n" +
-			"sandboxes have user \"user\" and /home/user. Refused with the line: COPY --from, ADD of URLs and archives, RUN --mount,\n" +
-			"VOLUME, ONBUILD and FROM scratch. Ctrl-C cancels the build where the Kubernetes API is within reach.",
+			"sandboxes have user \"user\" and /home/user. A secret is seen by the RUN --mount=type=secret that asks for it, and is kept\n" +
+			"nowhere. Ctrl-C cancels the build where the Kubernetes API is within reach.",
 		Example: "  barchan build -t web .\n  barchan build -t web -f web.Dockerfile --build-arg VERSION=2 --cpus 2 --memory 1Gi src\n" +
 			"  barchan run --template $(barchan build -t web .) -- ps",
 	}
 	f := cmd.Flags()
-	f.StringVarP(&o.name, "tag", "t", "", "name of the template, which is made or replaced (required)")
+	f.StringVarP(&o.name, "tag", "t", "", "name of the template, which is made or replaced; NAME:TAG for another tag than default (required)")
 	f.StringVarP(&o.file, "file", "f", "", "the Dockerfile, or - (default DIR/Dockerfile)")
 	f.StringArrayVar(&o.buildArgs, "build-arg", nil, "`NAME=VALUE` of an ARG, or the NAME of a variable of the environment")
+	f.StringArrayVar(&o.secrets, "secret", nil, "`id=ID,src=FILE` or id=ID,env=NAME of a secret for RUN --mount=type=secret")
 	f.StringVar(&o.target, "target", "", "last stage of the Dockerfile to build, by name or number (default the last one)")
 	f.StringVar(&o.template, "from-template", "", "template to start from in the place of the image of FROM")
 	f.IntVar(&o.cpus, "cpus", 0, "CPUs of the template's sandboxes (default those of FROM, or the server's)")
@@ -104,6 +108,48 @@ func (o *options) check(a *app.App) error {
 		}
 		o.arguments[name] = value
 	}
+	o.given = map[string][]byte{}
+	for _, text := range o.secrets {
+		if err := o.readSecret(a, text); err != nil {
+			return fmt.Errorf("--secret: %w", err)
+		}
+	}
+	return nil
+}
+
+// readSecret reads a secret, whose content no error has.
+func (o *options) readSecret(a *app.App, text string) (err error) {
+	var id, file, variable string
+	for part := range strings.SplitSeq(text, ",") {
+		name, value, _ := strings.Cut(part, "=")
+		switch name {
+		case "id":
+			id = value
+		case "src", "source":
+			file = value
+		case "env":
+			variable = value
+		case "type":
+		default:
+			return fmt.Errorf("%q is none of id, src and env", name)
+		}
+	}
+	switch _, twice := o.given[id]; {
+	case id == "" || (file != "" && variable != ""):
+		return fmt.Errorf("%q is not id=ID,src=FILE or id=ID,env=NAME", text)
+	case twice:
+		return fmt.Errorf("id %q is there twice", id)
+	case file != "":
+		o.given[id], err = os.ReadFile(file)
+		return err
+	case variable == "":
+		variable = id
+	}
+	value, has := a.LookupEnv(variable)
+	if !has {
+		return fmt.Errorf("id %q: the environment has no variable %s", id, variable)
+	}
+	o.given[id] = []byte(value)
 	return nil
 }
 
@@ -133,6 +179,7 @@ func (o *options) plan(ctx context.Context, a *app.App, root *os.Root) (*dockerf
 	}
 	p, err := dockerfile.Parse(content, dockerfile.Options{
 		Name: o.file, BuildArgs: o.arguments, Target: o.target, FromTemplate: o.template, Context: root, Ignore: ignore,
+		Secrets: slices.Collect(maps.Keys(o.given)),
 	})
 	if err != nil {
 		return nil, err
@@ -160,7 +207,7 @@ func run(ctx context.Context, a *app.App, o *options) error {
 	for _, note := range p.Notes {
 		fmt.Fprintln(a.Stderr, "note: "+app.Message(errors.New(note)))
 	}
-	s, err := start(p, o.noCache)
+	s, err := start(p, o.noCache, o.given)
 	if err != nil {
 		return err
 	}

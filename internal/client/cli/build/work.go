@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -57,38 +59,59 @@ type Result struct {
 // Failure is why a build failed.
 type Failure struct {
 	Message string `json:"message"`
-	// Step is its number from 1, or base, or finalize.
+	// Step is its number from 1, after "STAGE/" if it is a stage's, or base, or finalize.
 	Step string `json:"step"`
 	Line int    `json:"line,omitempty"`
 	Text string `json:"text,omitempty"`
+	// place is its number among all steps of its stage.
+	place string
 }
 
 // start returns the build as the server takes it, with the hashes of all files.
-func start(p *dockerfile.Plan, force bool) (restclient.BuildStart, error) {
-	s := restclient.BuildStart{
-		FromImage: p.From.Image, FromTemplate: p.From.Template, StartCmd: p.StartCommand, ReadyCmd: p.ReadyCommand, Force: force,
+func start(p *dockerfile.Plan, force bool, secrets map[string][]byte) (s restclient.BuildStart, err error) {
+	s = restclient.BuildStart{
+		FromImage: p.From.Image, FromTemplate: p.From.Template, StartCmd: p.StartCommand, ReadyCmd: p.ReadyCommand, Force: force, Secrets: secrets,
 	}
-	for _, step := range p.Steps {
-		out := restclient.BuildStep{Type: step.Type, Args: step.Args}
+	for _, stage := range p.Stages {
+		out := restclient.BuildStage{Name: stage.Name, FromImage: stage.From.Image, FromTemplate: stage.From.Template}
+		if out.Steps, err = wireSteps(stage.Steps); err != nil {
+			return s, err
+		}
+		s.Stages = append(s.Stages, out)
+	}
+	s.Steps, err = wireSteps(p.Steps)
+	return s, err
+}
+
+func wireSteps(steps []dockerfile.Step) ([]restclient.BuildStep, error) {
+	var all []restclient.BuildStep
+	for _, step := range steps {
+		out := restclient.BuildStep{Type: step.Type, Args: step.Args, From: step.From, Mounts: slices.Clone(step.Mounts), Network: step.Network}
+		var err error
 		if step.Files != nil {
-			var err error
 			if out.FilesHash, err = step.Files.Hash(); err != nil {
-				return s, err
+				return nil, err
 			}
 		}
-		s.Steps = append(s.Steps, out)
+		for i, files := range step.Bound {
+			if out.Mounts[i].FilesHash, err = files.Hash(); err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, out)
 	}
-	return s, nil
+	return all, nil
 }
 
 // run uploads the files, starts the build and follows it to its end.
 func (w *work) run(ctx context.Context, s restclient.BuildStart) error {
-	for i, step := range s.Steps {
-		if step.FilesHash == "" {
-			continue
-		}
-		if err := w.upload(ctx, step.FilesHash, &w.plan.Steps[i]); err != nil {
-			return fmt.Errorf("%s:%d: %w", w.file, w.plan.Steps[i].Line, err)
+	steps := 0
+	for _, list := range w.lists() {
+		steps += len(list.steps)
+		for i := range list.steps {
+			if err := w.uploadAll(ctx, &list.steps[i]); err != nil {
+				return fmt.Errorf("%s:%d: %w", w.file, list.steps[i].Line, err)
+			}
 		}
 	}
 	if err := w.t.REST.StartBuild(ctx, w.build, s); err != nil {
@@ -98,7 +121,7 @@ func (w *work) run(ctx context.Context, s restclient.BuildStart) error {
 	if err != nil {
 		return err
 	}
-	result := Result{Name: w.name, TemplateID: w.build.TemplateID, BuildID: w.build.BuildID, Status: status.Status, Steps: len(s.Steps), Cached: len(w.cached)}
+	result := Result{Name: w.name, TemplateID: w.build.TemplateID, BuildID: w.build.BuildID, Status: status.Status, Steps: steps, Cached: len(w.cached)}
 	if status.Status == restclient.BuildReady {
 		return w.a.Result(result, w.build.TemplateID)
 	}
@@ -108,11 +131,44 @@ func (w *work) run(ctx context.Context, s restclient.BuildStart) error {
 			return err
 		}
 	}
-	return result.Failure.error(w.file, len(s.Steps))
+	return result.Failure.error(w.file)
 }
 
-// upload sends the files of a step, unless the server has them.
-func (w *work) upload(ctx context.Context, hash string, step *dockerfile.Step) error {
+// list is the steps of a stage, or of the template.
+type list struct {
+	stage, title string // empty: the template's
+	from         dockerfile.Source
+	steps        []dockerfile.Step
+}
+
+// lists returns those of the stages, and last that of the template.
+func (w *work) lists() (all []list) {
+	for _, s := range w.plan.Stages {
+		all = append(all, list{s.Name, s.Title, s.From, s.Steps})
+	}
+	return append(all, list{from: w.plan.From, steps: w.plan.Steps})
+}
+
+// uploadAll sends the files of a step, and of its mounts.
+func (w *work) uploadAll(ctx context.Context, step *dockerfile.Step) error {
+	all := slices.Collect(maps.Values(step.Bound))
+	if step.Files != nil {
+		all = append(all, step.Files)
+	}
+	for _, files := range all {
+		if err := w.upload(ctx, files, step.Text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// upload sends files, unless the server has them.
+func (w *work) upload(ctx context.Context, files *dockerfile.Files, text string) error {
+	hash, err := files.Hash()
+	if err != nil {
+		return err
+	}
 	to, err := w.t.REST.BuildFiles(ctx, w.build.TemplateID, hash)
 	if err != nil || to.Present {
 		return err
@@ -122,7 +178,7 @@ func (w *work) upload(ctx context.Context, hash string, step *dockerfile.Step) e
 		return err
 	}
 	defer func() { _ = errors.Join(spool.Close(), os.Remove(spool.Name())) }()
-	if err := step.Files.Archive(spool); err != nil {
+	if err := files.Archive(spool); err != nil {
 		return err
 	}
 	size, err := spool.Seek(0, io.SeekCurrent)
@@ -134,7 +190,7 @@ func (w *work) upload(ctx context.Context, hash string, step *dockerfile.Step) e
 	}
 	p := terminal.NewQuietProgress(w.a.Stderr)
 	defer p.End()
-	return w.t.REST.UploadFiles(ctx, to, &terminal.CountingReader{Reader: spool, Step: step.Text, Total: size, Report: p.Event}, size)
+	return w.t.REST.UploadFiles(ctx, to, &terminal.CountingReader{Reader: spool, Step: text, Total: size, Report: p.Event}, size)
 }
 
 // follow prints the log until the build has ended, and returns its last status.
@@ -179,9 +235,9 @@ func (w *work) print(e *restclient.BuildLogEntry, reason *restclient.BuildReason
 	}
 	if e.Step != w.current {
 		w.current = e.Step
-		if step := w.stepOf(e.Step); step != nil {
+		if step, place := w.stepOf(e.Step); step != nil {
 			cached := strings.HasPrefix(e.Message, "CACHED ")
-			w.header(e.Step, step, cached)
+			w.header(e.Step, place, step, cached)
 			if cached || strings.HasPrefix(e.Message, step.Type+" ") { // the server's own text of the step
 				return
 			}
@@ -189,15 +245,15 @@ func (w *work) print(e *restclient.BuildLogEntry, reason *restclient.BuildReason
 	}
 	line := e.Message[strings.LastIndexByte(strings.TrimRight(e.Message, "\r"), '\r')+1:] // of a progress bar the last state
 	text := terminal.Escaped(strings.ReplaceAll(strings.TrimRight(line, "\r"), "\t", "    "), terminal.MaxErrorLine)
-	if w.stepOf(e.Step) != nil {
+	if step, _ := w.stepOf(e.Step); step != nil {
 		text = "  " + text
 	}
 	fmt.Fprintln(w.a.Stderr, w.paint(map[string]string{"warn": terminal.Yellow, "error": terminal.Red}[e.Level], text))
 }
 
 // header prints the number and the text of a step.
-func (w *work) header(number string, step *dockerfile.Step, cached bool) {
-	text := fmt.Sprintf("[%s/%d] %s", number, len(w.plan.Steps), terminal.Plain(step.Text))
+func (w *work) header(number, place string, step *dockerfile.Step, cached bool) {
+	text := fmt.Sprintf("[%s] %s", place, terminal.Plain(step.Text))
 	if cached {
 		w.cached[number] = true
 		text += " (cached)"
@@ -212,12 +268,27 @@ func (w *work) paint(colour, text string) string {
 	return terminal.Paint(colour, text)
 }
 
-// stepOf returns the step of a number in the log, or nil.
-func (w *work) stepOf(number string) *dockerfile.Step {
-	if n, err := strconv.Atoi(number); err == nil && n >= 1 && n <= len(w.plan.Steps) {
-		return &w.plan.Steps[n-1]
+// listOf returns the list of a step's number in the log, which follows the name of its stage, or of another word there.
+func (w *work) listOf(number string) (*list, string) {
+	stage, rest, of := strings.Cut(number, "/")
+	if !of {
+		stage, rest = "", number
 	}
-	return nil
+	for _, l := range w.lists() {
+		if l.stage == stage {
+			return &l, rest
+		}
+	}
+	return nil, rest
+}
+
+// stepOf returns the step of a number in the log, and the number among all; nil if there is none.
+func (w *work) stepOf(number string) (step *dockerfile.Step, place string) {
+	l, rest := w.listOf(number)
+	if n, err := strconv.Atoi(rest); err == nil && l != nil && n >= 1 && n <= len(l.steps) {
+		return &l.steps[n-1], strings.TrimLeft(fmt.Sprintf("%s %d/%d", l.title, n, len(l.steps)), " ")
+	}
+	return nil, ""
 }
 
 // failure names the step that failed as the Dockerfile has it.
@@ -226,14 +297,15 @@ func (w *work) failure(reason *restclient.BuildReason) *Failure {
 		return &Failure{Message: "the server gives no reason"}
 	}
 	f := &Failure{Message: reason.Message, Step: reason.Step}
-	switch step := w.stepOf(reason.Step); {
+	l, word := w.listOf(reason.Step)
+	switch step, place := w.stepOf(reason.Step); {
 	case step != nil:
-		f.Line, f.Text = step.Line, step.Text
+		f.Line, f.Text, f.place = step.Line, step.Text, place
 		if step.Type == dockerfile.StepRun { // whose command is that text
 			f.Message = strings.TrimPrefix(f.Message, "failed to run command '"+step.Args[0]+"': ")
 		}
-	case reason.Step == "base":
-		f.Line, f.Text = w.plan.From.Line, "FROM "+w.plan.From.Image+w.plan.From.Template
+	case word == "base" && l != nil:
+		f.Line, f.Text = l.from.Line, "FROM "+l.from.Image+l.from.Template
 	case reason.Step == "finalize" && w.plan.StartCommand != "":
 		f.Text = "start of " + w.plan.StartCommand
 	}
@@ -241,14 +313,14 @@ func (w *work) failure(reason *restclient.BuildReason) *Failure {
 }
 
 // error returns the failure with its place.
-func (f *Failure) error(file string, steps int) error {
+func (f *Failure) error(file string) error {
 	at := file
 	if f.Line > 0 {
 		at += ":" + strconv.Itoa(f.Line)
 	}
 	what := f.Text
-	if _, err := strconv.Atoi(f.Step); err == nil {
-		what = fmt.Sprintf("step %s of %d, %s", f.Step, steps, f.Text)
+	if f.place != "" {
+		what = fmt.Sprintf("step %s, %s", strings.Replace(f.place, "/", " of ", 1), f.Text)
 	}
 	if what != "" {
 		what += ": "

@@ -76,7 +76,11 @@ func templateRow(t *extensions.SandboxTemplate) []string {
 	if t.Spec.Barchan != nil {
 		aliases = strings.Join(t.Spec.Barchan.Aliases, " ")
 	}
-	return []string{t.Namespace, pool.TemplateID(t), t.Name, image, runtimeClass, cpu, memory, terminal.Since(t.CreationTimestamp.Time), aliases}
+	name, tag := t.NameAndTag()
+	if tag != agents.DefaultTag {
+		name += ":" + tag
+	}
+	return []string{t.Namespace, pool.TemplateID(t), name, image, runtimeClass, cpu, memory, terminal.Since(t.CreationTimestamp.Time), aliases}
 }
 
 func templateShowCommand(a *app.App) *cobra.Command {

@@ -29,7 +29,7 @@ type runOptions struct {
 	template, from, image, memory, cpu     string
 	timeout                                time.Duration
 	keep, filesOnly, allowSecrets, private bool
-	metadata, allow                        []string
+	metadata, allow, volumes               []string
 }
 
 func (o *runOptions) flags(cmd *cobra.Command) {
@@ -47,6 +47,7 @@ func (o *runOptions) flags(cmd *cobra.Command) {
 	f.BoolVar(&o.keep, "keep", false, "leave the sandbox running, and print its ID")
 	f.BoolVar(&o.private, "private", false, "require the traffic token for the sandbox's ports")
 	f.StringArrayVar(&o.allow, "allow", nil, "let it reach only this address, CIDR, host or *.example.com; may be given again")
+	f.StringArrayVar(&o.volumes, "volume", nil, "VOLUME:PATH to mount; may be given again")
 	f.StringArrayVar(&o.metadata, "metadata", nil, "NAME=VALUE to keep with the sandbox")
 }
 
@@ -119,6 +120,13 @@ func sandboxToRun(a *app.App, cmd *cobra.Command, o *runOptions, v variant) (n r
 	}
 	if n, err = newSandbox(a, template, o.timeout, o.metadata); err != nil {
 		return n, err
+	}
+	for _, text := range o.volumes {
+		name, at, ok := strings.Cut(text, ":")
+		if !ok || name == "" || at == "" {
+			return n, app.Usage(cmd, fmt.Errorf("--volume: %q is not VOLUME:PATH", text))
+		}
+		n.VolumeMounts = append(n.VolumeMounts, restclient.VolumeMount{Name: name, Path: at})
 	}
 	n.AllowSecrets = o.allowSecrets
 	n.QueueTimeout = o.queueTimeout(cmd)

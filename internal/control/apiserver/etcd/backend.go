@@ -27,7 +27,7 @@ import (
 	etcdfeature "k8s.io/apiserver/pkg/storage/feature"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
-	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
@@ -53,6 +53,7 @@ type Backend struct {
 	fatal     *fatalHook
 	watches   *watchHandlers
 	compactor etcd3.Compactor
+	secrets   value.Transformer // encrypts Secrets
 
 	// of an existing etcd
 	outside *clientv3.Client
@@ -87,6 +88,10 @@ type namedEndpoint struct {
 func (n namedEndpoint) Endpoints() []string { return []string{n.name} }
 
 func (b *Backend) openEmbedded(ctx context.Context, dir string) (err error) {
+	keyFile := filepath.Join(dir, encryptionKeyFile)
+	if b.secrets, err = openEncryption(keyFile); err != nil {
+		return err
+	}
 	b.fatal = newFatalHook(ctx)
 	b.etcd, err = startEtcd(ctx, filepath.Join(dir, "etcd"), b.cfg.QuotaBackendBytes, b.log, b.fatal)
 	if err != nil {
@@ -105,10 +110,11 @@ func (b *Backend) openEmbedded(ctx context.Context, dir string) (err error) {
 		b.etcd.Close()
 		<-b.etcd.Server.StopNotify()
 	})
-	return nil
+	return b.checkEncryption(ctx, c, keyFile)
 }
 
-// openExisting connects to an existing etcd and takes the prefix. It fails at once if etcd does not
+// openExisting connects to an existing etcd and takes the prefix. Its operator encrypts it: a key in this
+// server's directory would keep another server from taking over. It fails at once if etcd does not
 // answer, where the storage layer would retry without an error.
 func (b *Backend) openExisting(ctx context.Context, dir string) (err error) {
 	b.storage.Transport.ServerList = b.cfg.Endpoints
@@ -245,7 +251,7 @@ func (b *Backend) embedded(cached bool) generic.StorageDecorator {
 		client.Kubernetes = client
 		v := storage.APIObjectVersioner{}
 		st, err := etcd3.New(client, b.compactor, c.Codec, newFunc, newListFunc, c.Prefix, resourcePrefix, c.GroupResource,
-			identity.NewEncryptCheckTransformer(), c.LeaseManagerConfig, etcd3.NewDefaultDecoder(c.Codec, v), v)
+			b.transformer(c.GroupResource), c.LeaseManagerConfig, etcd3.NewDefaultDecoder(c.Codec, v), v)
 		if err != nil {
 			return nil, nil, fmt.Errorf("storage of %s: %w", c.GroupResource, err)
 		}

@@ -1,6 +1,7 @@
 package kinds
 
 import (
+	"strings"
 	"time"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
@@ -21,7 +22,7 @@ func All() []*Resource {
 
 // own returns Barchan's kinds and those of agent-sandbox.
 func own() []*Resource {
-	return []*Resource{sandboxKind(), templateKind(), warmPoolKind(), claimKind(), checkpointKind(), apiKeyKind(), templateRevisionKind(), templateBuildKind()}
+	return []*Resource{sandboxKind(), templateKind(), warmPoolKind(), claimKind(), checkpointKind(), apiKeyKind(), templateRevisionKind(), templateBuildKind(), volumeKind()}
 }
 
 func sandboxKind() *Resource {
@@ -52,10 +53,22 @@ func templateKind() *Resource {
 		Object: &extensions.SandboxTemplate{}, List: &extensions.SandboxTemplateList{},
 		Namespaced: true, Generation: true,
 		Defaults: on(extensions.SetTemplateDefaults),
-		Validate: checked(extensions.ValidateTemplate),
+		Validate: checkedChange(extensions.ValidateTemplateChange),
 		Warn:     func(o runtime.Object) []string { return extensions.TemplateWarnings(o.(*extensions.SandboxTemplate)) },
-		columns:  []column{ageColumn()},
+		columns: []column{
+			text("Template", func(t *extensions.SandboxTemplate) string { return tagOf(t).TemplateName }),
+			text("Tag", func(t *extensions.SandboxTemplate) string { return tagOf(t).Tag }),
+			ageColumn(),
+		},
 	}
+}
+
+// tagOf returns which tag a template is; empty for none.
+func tagOf(t *extensions.SandboxTemplate) extensions.TagOf {
+	if b := t.Spec.Barchan; b != nil && b.TagOf != nil {
+		return *b.TagOf
+	}
+	return extensions.TagOf{}
 }
 
 func warmPoolKind() *Resource {
@@ -175,9 +188,29 @@ func templateBuildKind() *Resource {
 		Validate: checkedChange(barchan.ValidateTemplateBuild),
 		columns: []column{
 			text("Template", func(b *barchan.TemplateBuild) string { return b.Spec.TemplateName }),
+			text("Tags", func(b *barchan.TemplateBuild) string { return strings.Join(b.Spec.Tags, ",") }),
 			text("Phase", func(b *barchan.TemplateBuild) string { return string(b.Status.Phase) }),
 			positive("Step", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.Step) }),
 			wide(positive("Cached", func(b *barchan.TemplateBuild) int64 { return int64(b.Status.CachedSteps) })),
+			ageColumn(),
+		},
+	}
+}
+
+func volumeKind() *Resource {
+	return &Resource{
+		GV: barchan.GroupVersion, Plural: "volumes", Kind: "Volume", ShortNames: []string{"bvol"},
+		Object: &barchan.Volume{}, List: &barchan.VolumeList{},
+		Namespaced: true, Status: true, Generation: true,
+		Defaults: on(barchan.SetVolumeDefaults),
+		Validate: checkedChange(barchan.ValidateVolume),
+		columns: []column{
+			text("ID", func(v *barchan.Volume) string { return v.Status.VolumeID }),
+			text("Phase", func(v *barchan.Volume) string { return string(v.Status.Phase) }),
+			text("Capacity", func(v *barchan.Volume) string { return size(v.Status.Capacity) }),
+			text("Used", func(v *barchan.Volume) string { return size(v.Status.Used) }),
+			positive("Sandboxes", func(v *barchan.Volume) int64 { return int64(v.Status.Sandboxes) }),
+			wide(text("Reason", func(v *barchan.Volume) string { return ready(v.Status.Conditions).Reason })),
 			ageColumn(),
 		},
 	}

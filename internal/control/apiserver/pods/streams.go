@@ -145,6 +145,12 @@ func checkContainer(s *agents.Sandbox, name string) error {
 		}
 		names = append(names, c.Name)
 	}
+	for _, c := range s.Spec.PodTemplate.Spec.InitContainers {
+		if name == c.Name {
+			return apierrors.NewBadRequest(fmt.Sprintf("container: %q is an init container, of which nothing is kept; terminationMessagePolicy FallbackToLogsOnError "+
+				"puts the end of its output into the condition Ready when it fails", name))
+		}
+	}
 	return apierrors.NewBadRequest(fmt.Sprintf("container: %q is not in pod %s; it has %q", name, s.Name, names))
 }
 

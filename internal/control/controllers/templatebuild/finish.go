@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
@@ -42,12 +44,10 @@ func (w *work) finish(ctx context.Context) error {
 		}
 		policies.Restore = restoreOf(name, false)
 	}
-	t, err := w.writeTemplate(ctx, blueprint, policies)
+	t, err := w.writeTags(ctx, pool.Result{Build: w.build.Name, Blueprint: blueprint, Policies: policies})
 	if err != nil {
 		return err
 	}
-	failpoint.Reach("templatebuild/template")
-	w.log.say(builds.LevelInfo, "template %s is ready", t.Name)
 	status := w.build.Status.DeepCopy()
 	status.Phase, status.TemplateID, status.CompletedAt = barchan.BuildReady, pool.TemplateID(t), new(metav1.Now())
 	if policies.Restore != nil {
@@ -122,7 +122,7 @@ func (w *work) launch(ctx context.Context, s *started) (detach func(), err error
 		cut()
 		return nil, w.agentError(ctx, s, "start the start command", err)
 	}
-	out := &log{r: w.r, build: w.build.UID, step: w.log.step, level: builds.LevelInfo}
+	out := w.output(builds.LevelInfo)
 	done := make(chan struct{})
 	go func() { // ends with the stream, which detach cuts
 		defer close(done)
@@ -177,48 +177,76 @@ func (w *work) awaitReady(ctx context.Context, s *started) error {
 	}
 }
 
-// template returns the template as it is; nil if there is none. One that no build has made is refused.
-func (w *work) template(ctx context.Context) (*extensions.SandboxTemplate, error) {
-	t := &extensions.SandboxTemplate{}
-	err := w.r.Client.Get(ctx, w.key(w.build.Spec.TemplateName), t)
+// tagsOf returns the tags that a build writes.
+func tagsOf(b *barchan.TemplateBuild) []string {
+	if len(b.Spec.Tags) == 0 {
+		return []string{barchan.DefaultTag}
+	}
+	return b.Spec.Tags
+}
+
+// checkTags refuses a build whose tags it cannot write.
+func (w *work) checkTags(ctx context.Context) error {
+	for _, tag := range tagsOf(w.build) {
+		if _, err := w.template(ctx, tag); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// template returns the object of a tag as it is; nil if there is none. One that no build has made is refused.
+func (w *work) template(ctx context.Context, tag string) (*extensions.SandboxTemplate, error) {
+	t, name := &extensions.SandboxTemplate{}, w.build.Spec.TemplateName
+	err := w.r.Client.Get(ctx, w.key(extensions.TagObject(name, tag)), t)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	} else if err != nil {
-		return nil, fmt.Errorf("read template %s: %w", w.build.Spec.TemplateName, err)
+		return nil, fmt.Errorf("read tag %s of template %s: %w", tag, name, err)
 	}
 	if t.Labels[barchan.LabelBuild] == "" {
 		return nil, refuse(barchan.BuildStepBase, "spec.templateName: template '%s' exists, and was not made by a build; choose another name, or delete it", t.Name)
 	}
+	if own, ownTag := t.NameAndTag(); own != name || ownTag != tag {
+		return nil, refuse(barchan.BuildStepBase, "spec.tags: '%s:%s' would have the same object as '%s:%s'; choose another tag", name, tag, own, ownTag)
+	}
 	return t, nil
 }
 
-// writeTemplate writes the result. Of a template that exists it keeps what a build does not decide.
-func (w *work) writeTemplate(ctx context.Context, blueprint *agents.SandboxBlueprint, policies *agents.BarchanSpec) (*extensions.SandboxTemplate, error) {
+// writeTags writes the result to each tag, and returns one of them.
+func (w *work) writeTags(ctx context.Context, result pool.Result) (t *extensions.SandboxTemplate, err error) {
+	name := w.build.Spec.TemplateName
+	for _, tag := range tagsOf(w.build) {
+		if t, err = w.writeTag(ctx, tag, result); err != nil {
+			return nil, err
+		}
+		failpoint.Reach("templatebuild/template")
+		if tag == barchan.DefaultTag {
+			w.log.say(builds.LevelInfo, "template %s is ready", name)
+		} else {
+			w.log.say(builds.LevelInfo, "template %s:%s is ready", name, tag)
+		}
+	}
+	return t, nil
+}
+
+// writeTag writes the result to a tag. Of one that exists it keeps what a build does not decide.
+func (w *work) writeTag(ctx context.Context, tag string, result pool.Result) (*extensions.SandboxTemplate, error) {
 	var failure error
 	for range writeTries {
-		have, err := w.template(ctx)
+		t, err := w.template(ctx, tag)
 		if err != nil {
 			return nil, err
 		}
-		t := have
-		if t == nil {
-			t = &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: w.build.Namespace, Name: w.build.Spec.TemplateName, Labels: map[string]string{}}}
-			t.Annotations = map[string]string{pool.AnnotationTemplateID: pool.BuiltTemplateID(t.Namespace, t.Name)}
-		}
-		t.Labels[barchan.LabelBuild] = w.build.Name
-		t.Spec.SandboxBlueprint = *blueprint.DeepCopy()
-		if t.Spec.Barchan == nil {
-			t.Spec.Barchan = &extensions.TemplateBarchanSpec{}
-		}
-		if t.Spec.Barchan.Sandbox == nil {
-			t.Spec.Barchan.Sandbox = policies.DeepCopy()
-		}
-		t.Spec.Barchan.Sandbox.Restore, t.Spec.Barchan.Sandbox.DefaultUser = policies.Restore, policies.DefaultUser
-		extensions.SetTemplateDefaults(t)
-		if have == nil {
-			failure = w.r.Client.Create(ctx, t)
-		} else {
+		if t != nil {
+			pool.SetBuild(t, result)
 			failure = w.r.Client.Update(ctx, t)
+		} else {
+			if t, err = w.newTag(ctx, tag); err != nil {
+				return nil, err
+			}
+			pool.SetBuild(t, result)
+			failure = w.r.Client.Create(ctx, t)
 		}
 		switch {
 		case failure == nil:
@@ -229,5 +257,22 @@ func (w *work) writeTemplate(ctx context.Context, blueprint *agents.SandboxBluep
 			return nil, fmt.Errorf("write template %s: %w", t.Name, failure)
 		}
 	}
-	return nil, fmt.Errorf("write template %s: %w", w.build.Spec.TemplateName, failure)
+	return nil, fmt.Errorf("write tag %s of template %s: %w", tag, w.build.Spec.TemplateName, failure)
+}
+
+// newTag returns a new tag. It has the aliases and the visibility of the template's others.
+func (w *work) newTag(ctx context.Context, tag string) (*extensions.SandboxTemplate, error) {
+	t := pool.NewTag(w.build.Namespace, w.build.Spec.TemplateName, tag)
+	var list extensions.SandboxTemplateList
+	if err := w.r.Client.List(ctx, &list, client.InNamespace(w.build.Namespace)); err != nil {
+		return nil, fmt.Errorf("list templates: %w", err)
+	}
+	for i := range list.Items {
+		other := &list.Items[i]
+		if name, _ := other.NameAndTag(); name == w.build.Spec.TemplateName && other.Spec.Barchan != nil {
+			t.Spec.Barchan.Aliases, t.Spec.Barchan.Public = slices.Clone(other.Spec.Barchan.Aliases), other.Spec.Barchan.Public
+			break
+		}
+	}
+	return t, nil
 }

@@ -45,6 +45,8 @@ type base struct {
 	settings   settings
 	// key identifies all of it.
 	key string
+	// pullSecrets have the credentials for the image; a template has its own.
+	pullSecrets []corev1.LocalObjectReference
 	// prepared: it has the default user.
 	prepared bool
 }
@@ -65,11 +67,12 @@ func (l *layer) last() int { return l.first + len(l.steps) }
 // checkpoint returns the name of the Checkpoint with a layer's files.
 func (l *layer) checkpoint() string { return "build-" + l.key }
 
-// layersOf groups the steps of a build. salt is not empty for a build whose forced steps may not take kept results.
-func layersOf(b *base, spec *barchan.TemplateBuildSpec, salt string) ([]layer, settings, error) {
+// layersOf groups the steps of a build, or of a stage. stages has the keys of those whose files they take. salt is not empty
+// for a build whose forced steps may not take kept results.
+func layersOf(b *base, steps []barchan.BuildStep, force bool, salt string, stages map[string]string) ([]layer, settings, error) {
 	var all []layer
 	key, now := b.key, b.settings
-	if spec.Force {
+	if force {
 		key = hashOf(key, salt)
 	}
 	if !b.prepared {
@@ -77,11 +80,14 @@ func layersOf(b *base, spec *barchan.TemplateBuildSpec, salt string) ([]layer, s
 		all, key = append(all, l), l.key
 	}
 	open := layer{before: now}
-	for i, step := range spec.Steps {
-		if step.Force && !spec.Force {
+	for i, step := range steps {
+		if step.Force && !force {
 			key = hashOf(key, salt)
 		}
 		key = hashOf(form, key, step.Type, step.Args, step.FilesHash)
+		if more := besides(&step, stages); len(more) > 0 {
+			key = hashOf(key, more)
+		}
 		now = now.with(&step)
 		open.steps = append(open.steps, step)
 		if step.Type == barchan.StepRun || step.Type == barchan.StepCopy {
@@ -98,6 +104,24 @@ func layersOf(b *base, spec *barchan.TemplateBuildSpec, salt string) ([]layer, s
 		return nil, now, refuse(barchan.BuildStepBase, "spec.steps: %d of them change files, the maximum is %d; join some of the commands", len(all), maxLayers)
 	}
 	return all, now, nil
+}
+
+// besides returns what decides the result of a step besides its arguments and uploaded files. A secret's content is not of it,
+// and the content of a cache is not.
+func besides(step *barchan.BuildStep, stages map[string]string) (parts []any) {
+	if from := step.From; from != nil {
+		what := *from
+		what.Stage = stages[from.Stage]
+		parts = append(parts, what)
+	}
+	for _, m := range step.Mounts {
+		m.Stage = stages[m.Stage]
+		parts = append(parts, m)
+	}
+	if step.Network != "" {
+		parts = append(parts, step.Network)
+	}
+	return parts
 }
 
 // with returns the settings after a step.
@@ -132,13 +156,16 @@ func absolute(p, dir string) string {
 const hashBytes = 20
 
 // hashOf returns the hash of parts, 40 hex digits.
-func hashOf(parts ...any) string {
+func hashOf(parts ...any) string { return longHashOf(parts...)[:2*hashBytes] }
+
+// longHashOf returns it whole, 64 hex digits, as names of archives have.
+func longHashOf(parts ...any) string {
 	text, err := json.Marshal(parts)
 	if err != nil {
 		panic(fmt.Sprintf("templatebuild: hash: %v", err)) // parts are plain values
 	}
 	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:hashBytes])
+	return hex.EncodeToString(sum[:])
 }
 
 // imageBase returns the base of an image. Its entrypoint does not run, for E2B's templates have none but their start command.

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// keptBuilds is how many ended builds of a template are kept, triggerTTL how long one that nobody starts.
+	// keptBuilds is how many ended builds of a template are kept that no tag refers to, triggerTTL how long one that nobody starts.
 	keptBuilds = 10
 	triggerTTL = 24 * time.Hour
 	// layerTTL is how long a layer that no template starts from is kept after its last use, maxKept how many of a namespace. One with
@@ -67,9 +67,20 @@ func (r *reconciler) pruneBuilds(ctx context.Context, namespace string) error {
 	slices.SortFunc(all, func(a, b barchan.TemplateBuild) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
+	templates, listErr := r.Objects.Templates(ctx, namespace)
+	if listErr != nil {
+		return errors.Join(err, fmt.Errorf("list templates: %w", listErr))
+	}
+	tagged := sets.New[string]()
+	for i := range templates {
+		tagged.Insert(templates[i].Labels[barchan.LabelBuild])
+	}
 	count := map[string]int{}
 	for i := range all {
 		b := &all[i]
+		if tagged.Has(b.Name) {
+			continue
+		}
 		if count[b.Spec.TemplateName]++; count[b.Spec.TemplateName] > keptBuilds {
 			err = errors.Join(err, r.remove(ctx, b))
 		}

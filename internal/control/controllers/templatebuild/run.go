@@ -35,16 +35,17 @@ type work struct {
 	r     *reconciler
 	build *barchan.TemplateBuild
 	log   *log
-	base  *base
-	// checkpoint has the files so far; empty: those of the image.
-	checkpoint string
-	settings   settings
+	// chain is the one that is worked at.
+	*chain
+	stages map[string]*chain
+	// mask are secrets, which no line of the log has.
+	mask masks
 }
 
 // run runs a build and records its end. An error is to be tried again.
 func (r *reconciler) run(ctx context.Context, b *barchan.TemplateBuild) error {
 	began := time.Now()
-	w := &work{r: r, build: b, log: &log{r: r, build: b.UID, step: barchan.BuildStepBase, level: builds.LevelInfo}}
+	w := &work{r: r, build: b, chain: &chain{}, mask: masksOf(r.Store.Secrets(b.UID)), log: &log{r: r, build: b.UID, step: barchan.BuildStepBase, level: builds.LevelInfo}}
 	if b.Status.Phase == barchan.BuildBuilding && !r.tried(b.UID) {
 		w.log.say(builds.LevelInfo, "the server was started anew; the build goes on")
 	}
@@ -84,31 +85,16 @@ func (w *work) do(ctx context.Context) (err error) {
 	if err := w.begin(ctx); err != nil {
 		return err
 	}
-	if w.base, err = w.findBase(ctx); err != nil {
-		return err
-	}
-	if _, err := w.template(ctx); err != nil { // before any work
-		return err
-	}
-	w.checkpoint, w.settings = w.base.checkpoint, w.base.settings
-	layers, last, err := layersOf(w.base, &w.build.Spec, string(w.build.UID))
+	own, err := w.chains(ctx)
 	if err != nil {
 		return err
 	}
-	top, err := w.topmost(ctx, layers)
-	if err != nil {
+	if err := w.checkTags(ctx); err != nil { // before any work
 		return err
 	}
-	if top > 0 {
-		w.checkpoint, w.settings = layers[top-1].checkpoint(), layers[top-1].after
-		w.cached(layers[:top])
+	if err := w.finishChain(ctx, own); err != nil {
+		return err
 	}
-	for i := top; i < len(layers); i++ {
-		if err := w.runLayer(ctx, &layers[i]); err != nil {
-			return err
-		}
-	}
-	w.settings = last
 	w.log.step = barchan.BuildStepFinalize
 	return w.finish(ctx)
 }
@@ -125,9 +111,8 @@ func (w *work) begin(ctx context.Context) error {
 	return w.write(ctx, status)
 }
 
-// findBase finds what the build starts from.
-func (w *work) findBase(ctx context.Context) (*base, error) {
-	from := w.build.Spec.From
+// findBase finds what the build, or a stage, starts from.
+func (w *work) findBase(ctx context.Context, from *barchan.BuildSource) (*base, error) {
 	if from.Image != "" {
 		digest := ""
 		if w.r.ImageDigest != nil {
@@ -143,8 +128,10 @@ func (w *work) findBase(ctx context.Context) (*base, error) {
 				return nil, fmt.Errorf("find image %s: %w", from.Image, err)
 			}
 		}
-		w.log.say(builds.LevelInfo, "from image %s", from.Image)
-		return imageBase(from.Image, digest), nil
+		w.log.say(builds.LevelInfo, "%s", w.started("image "+from.Image))
+		b := imageBase(from.Image, digest)
+		b.pullSecrets = from.ImagePullSecrets
+		return b, nil
 	}
 	for _, namespace := range []string{w.build.Namespace, w.r.PublicNamespace} {
 		t, revision, err := w.r.Objects.CurrentTemplate(ctx, types.NamespacedName{Namespace: namespace, Name: from.TemplateName})
@@ -154,7 +141,7 @@ func (w *work) findBase(ctx context.Context) (*base, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read template %s/%s: %w", namespace, from.TemplateName, err)
 		}
-		w.log.say(builds.LevelInfo, "from template %s", from.TemplateName)
+		w.log.say(builds.LevelInfo, "%s", w.started("template "+from.TemplateName))
 		return templateBase(t, revision, w.build.Namespace)
 	}
 	return nil, refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' not found", from.TemplateName)
@@ -174,10 +161,10 @@ func (w *work) topmost(ctx context.Context, layers []layer) (int, error) {
 }
 
 // cached logs the steps whose result is taken.
-func (w *work) cached(layers []layer) {
+func (w *work) cached(c *chain, layers []layer) {
 	for i := range layers {
 		for k, step := range layers[i].steps {
-			w.log.step = strconv.Itoa(layers[i].first + k + 1)
+			w.log.step = c.step(strconv.Itoa(layers[i].first + k + 1))
 			w.log.say(builds.LevelInfo, "CACHED %s", textOf(&step))
 			w.build.Status.CachedSteps++
 		}

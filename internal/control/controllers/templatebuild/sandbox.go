@@ -74,8 +74,8 @@ func (w *work) newSandbox(blueprint *agents.SandboxBlueprint, policies *agents.B
 		},
 		Spec: agents.SandboxSpec{SandboxBlueprint: *blueprint.DeepCopy(), ShutdownPolicy: agents.ShutdownDelete, OperatingMode: agents.ModeRunning},
 	}
-	if w.checkpoint == "" { // the files of a layer come without the registry
-		s.Spec.PodTemplate.Spec.ImagePullSecrets = w.build.Spec.From.ImagePullSecrets
+	if w.checkpoint == "" && len(w.base.pullSecrets) > 0 { // the files of a layer come without the registry
+		s.Spec.PodTemplate.Spec.ImagePullSecrets = w.base.pullSecrets
 	}
 	s.Spec.Barchan = policies.DeepCopy()
 	if w.checkpoint != "" {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -75,32 +76,39 @@ cd /; rm -rf -- "$tree" "$archive"`
 
 // runLayer runs the steps of a layer in a sandbox and keeps the files.
 func (w *work) runLayer(ctx context.Context, l *layer) error {
-	w.log.step = barchan.BuildStepBase
+	w.log.step = w.step(barchan.BuildStepBase)
 	if len(l.steps) > 0 {
-		w.log.step = strconv.Itoa(l.first + 1)
+		w.log.step = w.stepNumber(l.first)
 	}
+	in, err := w.inputs(ctx, l)
+	if err != nil {
+		return err
+	}
+	defer in.release()
 	w.settings = l.before
-	s, err := w.start(ctx, w.limited(), w.base.policies)
+	s, err := w.start(ctx, in.blueprint, in.policies)
 	if err != nil {
 		return err
 	}
 	defer w.remove(ctx, s)
 	if len(l.steps) == 0 {
 		w.log.say(builds.LevelInfo, "preparing the image")
-		if err := w.script(ctx, s, rootUser, "prepare the image", prepareScript); err != nil {
+		if err := w.script(ctx, s, "prepare the image", prepareScript); err != nil {
 			return err
 		}
 	}
 	for i := range l.steps {
 		step := &l.steps[i]
-		w.log.step = strconv.Itoa(l.first + i + 1)
-		status := w.build.Status.DeepCopy()
-		status.Step = int32(l.first + i + 1) //nolint:gosec // at most 256
-		if err := w.write(ctx, status); err != nil {
-			return err
+		w.log.step = w.stepNumber(l.first + i)
+		if w.stage == "" {
+			status := w.build.Status.DeepCopy()
+			status.Step = int32(l.first + i + 1) //nolint:gosec // at most 256
+			if err := w.write(ctx, status); err != nil {
+				return err
+			}
 		}
 		w.log.say(builds.LevelInfo, "%s", textOf(step))
-		if err := w.runStep(ctx, s, step); err != nil {
+		if err := w.runStep(ctx, s, step, in); err != nil {
 			return err
 		}
 	}
@@ -113,7 +121,7 @@ func (w *work) runLayer(ctx context.Context, l *layer) error {
 }
 
 // runStep runs one step, and applies what it sets.
-func (w *work) runStep(ctx context.Context, s *started, step *barchan.BuildStep) error {
+func (w *work) runStep(ctx context.Context, s *started, step *barchan.BuildStep, in *inputs) error {
 	ctx, stop := context.WithTimeoutCause(ctx, stepTimeout, refuse(w.log.step, "the step took longer than %s", stepTimeout))
 	defer stop()
 	var err error
@@ -123,42 +131,43 @@ func (w *work) runStep(ctx context.Context, s *started, step *barchan.BuildStep)
 		if len(step.Args) > 1 && step.Args[1] != "" {
 			user = step.Args[1]
 		}
-		err = w.command(ctx, s, user, step.Args[0])
+		err = w.runMounted(ctx, s, user, step, in)
 	case barchan.StepCopy:
-		err = w.copy(ctx, s, step)
+		err = w.copy(ctx, s, step, in.files)
 	case barchan.StepWorkdir:
 		dir := absolute(step.Args[0], w.settings.Workdir)
-		err = w.script(ctx, s, rootUser, fmt.Sprintf("make directory '%s'", dir), workdirScript, dir, w.settings.User)
+		err = w.script(ctx, s, fmt.Sprintf("make directory '%s'", dir), workdirScript, dir, w.settings.User)
 	case barchan.StepUser:
 		// E2B runs whoami, which fails for an ID that has no name.
-		err = w.program(ctx, s, step.Args[0], "run command 'whoami'", w.settings.Workdir, runScript, ":")
+		err = w.program(ctx, s, step.Args[0], "run command 'whoami'", w.settings.Workdir, nil, runScript, ":")
 	case barchan.StepEnv:
 	}
 	w.settings = w.settings.with(step)
 	return err
 }
 
-// command runs a command of a user, with the error's text as clients of E2B know it.
-func (w *work) command(ctx context.Context, s *started, user, command string) error {
-	return w.program(ctx, s, user, fmt.Sprintf("run command '%s'", command), w.settings.Workdir, runScript, command)
+// command runs a command of a user, with more variables, and with the error's text as clients of E2B know it.
+func (w *work) command(ctx context.Context, s *started, user, command string, env map[string]string) error {
+	return w.program(ctx, s, user, fmt.Sprintf("run command '%s'", command), w.settings.Workdir, env, runScript, command)
 }
 
-// script runs a script of ours.
-func (w *work) script(ctx context.Context, s *started, user, what, script string, args ...string) error {
-	return w.program(ctx, s, user, what, "/", script, args...)
+// script runs a script of ours as root.
+func (w *work) script(ctx context.Context, s *started, what, script string, args ...string) error {
+	return w.program(ctx, s, rootUser, what, "/", nil, script, args...)
 }
 
-func (w *work) program(ctx context.Context, s *started, user, what, dir, script string, args ...string) error {
+func (w *work) program(ctx context.Context, s *started, user, what, dir string, more map[string]string, script string, args ...string) error {
 	agent, err := w.r.Agents.AgentAs(s.Sandbox, user)
 	if err != nil {
 		return err
 	}
-	out, trouble := &log{r: w.r, build: w.build.UID, step: w.log.step, level: builds.LevelInfo}, &log{r: w.r, build: w.build.UID, step: w.log.step, level: builds.LevelWarn}
+	out, trouble := w.output(builds.LevelInfo), w.output(builds.LevelWarn)
 	defer out.flush()
 	defer trouble.flush()
-	exit, err := agent.Exec(ctx, append([]string{"/bin/sh", "-c", script, "sh"}, args...), envd.ExecOptions{
-		Stdout: out, Stderr: trouble, Env: maps.Clone(w.settings.Env), Dir: dir,
-	})
+	env := map[string]string{}
+	maps.Copy(env, w.settings.Env)
+	maps.Copy(env, more)
+	exit, err := agent.Exec(ctx, append([]string{"/bin/sh", "-c", script, "sh"}, args...), envd.ExecOptions{Stdout: out, Stderr: trouble, Env: env, Dir: dir})
 	if err != nil {
 		return w.agentError(ctx, s, what, err)
 	}
@@ -205,11 +214,36 @@ func (w *work) endOf(ctx context.Context, s *started) (why string) {
 	return why
 }
 
-// copy unpacks uploaded files in the sandbox, by its own programs.
-func (w *work) copy(ctx context.Context, s *started, step *barchan.BuildStep) error {
-	files, err := w.r.Store.Files(w.build.Namespace, step.FilesHash)
+// output returns a writer of the log for the current step.
+func (w *work) output(level string) *log {
+	return &log{r: w.r, build: w.build.UID, step: w.log.step, level: level, mask: w.mask}
+}
+
+// copy copies the files of an archive. Without an owner uploaded ones are the current user's, and those of a stage stay as they are.
+func (w *work) copy(ctx context.Context, s *started, step *barchan.BuildStep, archive string) error {
+	args := append(append([]string(nil), step.Args...), "", "")[:4]
+	dest := absolute(args[1], w.settings.Workdir)
+	if strings.HasSuffix(args[1], "/") || path.Base(args[1]) == "." {
+		dest = strings.TrimSuffix(dest, "/") + "/"
+	}
+	source, owner := args[0], args[2]
+	if step.From != nil {
+		file, err := w.onlyFile(archive)
+		if err != nil {
+			return err
+		}
+		source = cmp.Or(file, ".")
+	} else if owner == "" {
+		owner = w.settings.User
+	}
+	return w.unpack(ctx, s, fmt.Sprintf("copy '%s' to '%s'", args[0], args[1]), archive, source, dest, owner, args[3])
+}
+
+// unpack moves what source names in an archive to its destination, by the sandbox's own programs.
+func (w *work) unpack(ctx context.Context, s *started, what, archive, source, dest, owner, mode string) error {
+	files, err := w.r.Store.Files(w.build.Namespace, archive)
 	if errors.Is(err, errs.ErrNotFound) {
-		return refuse(w.log.step, "the files of the step are not there any more; upload them again")
+		return refuse(w.log.step, "the files of the step are not there any more; build again, or upload them again")
 	} else if err != nil {
 		return err
 	}
@@ -218,20 +252,11 @@ func (w *work) copy(ctx context.Context, s *started, step *barchan.BuildStep) er
 	if err != nil {
 		return err
 	}
-	archive := "/tmp/.barchan-" + step.FilesHash[:16] + ".tar.gz"
-	if _, err := agent.Upload(ctx, archive, io.Reader(files), nil); err != nil {
+	to := "/tmp/.barchan-" + archive[:16] + ".tar.gz"
+	if _, err := agent.Upload(ctx, to, io.Reader(files), nil); err != nil {
 		return w.agentError(ctx, s, "copy files", err)
 	}
-	args := append(append([]string(nil), step.Args...), "", "")[:4]
-	dest := absolute(args[1], w.settings.Workdir)
-	if strings.HasSuffix(args[1], "/") || path.Base(args[1]) == "." {
-		dest = strings.TrimSuffix(dest, "/") + "/"
-	}
-	owner := args[2]
-	if owner == "" {
-		owner = w.settings.User
-	}
-	return w.script(ctx, s, rootUser, fmt.Sprintf("copy '%s' to '%s'", args[0], args[1]), copyScript, archive, args[0], dest, owner, args[3])
+	return w.script(ctx, s, what, copyScript, to, source, dest, owner, mode)
 }
 
 // textOf returns a step as a line of a Dockerfile.
@@ -242,6 +267,9 @@ func textOf(step *barchan.BuildStep) string {
 		args = args[:1]
 	case barchan.StepCopy:
 		args = args[:2]
+		if step.From != nil {
+			args = slices.Concat([]string{"--from=" + step.From.Stage, args[0]}, step.From.Paths, args[1:])
+		}
 	case barchan.StepEnv:
 		var pairs []string
 		for i := 0; i+1 < len(args); i += 2 {

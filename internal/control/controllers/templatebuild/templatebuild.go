@@ -98,7 +98,7 @@ func New(cfg Config) (controller.Controller, error) {
 		return nil, fmt.Errorf("template build controller: Log, Client, Cache, Objects, Agents, Quota, Store and PublicNamespace are required: %w", errs.ErrInvalid)
 	}
 	cfg.Log = cfg.Log.With(telemetry.Component, "template-build-controller")
-	r := &reconciler{Config: cfg, running: map[types.UID]*running{}, attempts: map[types.UID]int{}}
+	r := &reconciler{Config: cfg, running: map[types.UID]*running{}, caches: map[string]chan struct{}{}, attempts: map[types.UID]int{}}
 	return controllers.New(controllers.Work{
 		Name: "template-build", Log: r.Log, Workers: workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: r.sources(cfg.Cache),
 	})
@@ -108,8 +108,9 @@ type reconciler struct {
 	Config
 
 	mu       sync.Mutex
-	running  map[types.UID]*running // +checklocks:mu
-	attempts map[types.UID]int      // of builds that faults have interrupted; +checklocks:mu
+	running  map[types.UID]*running   // +checklocks:mu
+	caches   map[string]chan struct{} // those that a step has locked, until it is closed; +checklocks:mu
+	attempts map[types.UID]int        // of builds that faults have interrupted; +checklocks:mu
 }
 
 // running is a build that runs.
@@ -137,6 +138,7 @@ func (r *reconciler) sources(from crcache.Cache) []source.Source {
 }
 
 func (r *reconciler) cancel(uid types.UID) {
+	r.Store.DropSecrets(uid)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.attempts, uid)
@@ -196,6 +198,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		return reconcile.Result{}, fmt.Errorf("read build %s: %w", req, err)
 	}
+	if ended(b) {
+		r.Store.DropSecrets(b.UID)
+	}
 	switch {
 	case b.DeletionTimestamp != nil || b.Spec.From == nil:
 		return reconcile.Result{}, nil
@@ -219,6 +224,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("build %s: %w", req, err)
 	}
+	r.Store.DropSecrets(b.UID)
 	return reconcile.Result{}, errors.Join(r.dropCredentials(ctx, b), r.prune(ctx, req.Namespace))
 }
 
@@ -242,6 +248,7 @@ type log struct {
 	step  string
 	level string
 	line  []byte
+	mask  masks
 }
 
 var _ io.Writer = (*log)(nil)
@@ -263,17 +270,28 @@ func (l *log) Write(p []byte) (int, error) {
 		if c != '\n' {
 			l.line = append(l.line, c)
 		}
-		if c == '\n' || len(l.line) >= maxLine {
+		switch {
+		case c == '\n':
 			l.flush()
+		case len(l.line) >= maxLine+l.mask.longest():
+			l.part()
 		}
 	}
 	return len(p), nil
 }
 
+// part adds the beginning of a line that is too long. The rest may have the end of a secret.
+func (l *log) part() {
+	l.line = l.mask.hide(l.line)
+	n := max(0, len(l.line)-l.mask.longest())
+	l.say(l.level, "%s", l.line[:n])
+	l.line = append(l.line[:0], l.line[n:]...)
+}
+
 // flush adds the rest of the output.
 func (l *log) flush() {
 	if len(l.line) > 0 {
-		l.say(l.level, "%s", l.line)
+		l.say(l.level, "%s", l.mask.hide(l.line))
 		l.line = l.line[:0]
 	}
 }

@@ -217,9 +217,13 @@ func assess(s *agents.Sandbox, template types.NamespacedName, now time.Time, stu
 	return m
 }
 
-// bar is why a member may not start until its template, its object or the server's settings allow it; else empty. A
+// bar is why a member may not start until its template, its object, an object that it refers to, or the server's settings
+// allow it; else empty. A
 // replacement would be refused too.
 func bar(s *agents.Sandbox) string {
+	if message, lacks := sandbox.LacksObject(s); lacks {
+		return message
+	}
 	message, is := sandbox.RefusedSecrets(s)
 	if !is {
 		return ""

@@ -39,6 +39,7 @@ const freshFor = 10 * time.Second
 type Objects interface {
 	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
 	Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error
+	Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error
 	Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error
 }
 
@@ -46,6 +47,7 @@ type Objects interface {
 type Cache interface {
 	APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey, error)
 	APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error)
+	APIKeysBySSHKey(ctx context.Context, fingerprint string) ([]*barchan.APIKey, error)
 }
 
 // Store has the keys of all tenants. Its exported fields are required. It is safe for concurrent use.
@@ -102,11 +104,15 @@ func (st *Store) Authenticate(ctx context.Context, secret string) (Identity, err
 	if err != nil {
 		return Identity{}, fmt.Errorf("look up API key: %w", err)
 	}
-	expired := k.Spec.ExpiresAt != nil && !time.Now().Before(k.Spec.ExpiresAt.Time)
-	if subtle.ConstantTimeCompare([]byte(k.Spec.SHA256), []byte(hash)) != 1 || expired || k.DeletionTimestamp != nil {
+	if subtle.ConstantTimeCompare([]byte(k.Spec.SHA256), []byte(hash)) != 1 || !valid(k) {
 		return Identity{}, errKey
 	}
 	return Identity{Namespace: k.Namespace, Key: k.Name, ExpiresAt: view(k).ExpiresAt}, nil
+}
+
+// valid reports whether a key is neither expired nor revoked.
+func valid(k *barchan.APIKey) bool {
+	return k.DeletionTimestamp == nil && (k.Spec.ExpiresAt == nil || time.Now().Before(k.Spec.ExpiresAt.Time))
 }
 
 // freshKey finds a key that was made here a moment ago.

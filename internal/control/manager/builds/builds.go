@@ -4,10 +4,8 @@ package builds
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -42,6 +40,13 @@ const (
 type Cache interface {
 	TemplateBuilds(ctx context.Context, namespace string) ([]barchan.TemplateBuild, error)
 	PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
+	// CurrentTemplates reads the templates of a namespace from the API server.
+	CurrentTemplates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error)
+}
+
+// Snapshots finds snapshots by "<name>:<tag>"; one that does not exist is an errs.ErrNotFound.
+type Snapshots interface {
+	Find(ctx context.Context, namespace, requested string) (*barchan.Checkpoint, error)
 }
 
 // Service has the builds of all tenants. Its fields are required except where a comment gives a default. It is safe for
@@ -50,6 +55,7 @@ type Service struct {
 	Objects   sandboxes.Objects
 	Cache     Cache
 	Templates *templates.Catalog
+	Snapshots Snapshots
 	Files     *builds.Store
 	Log       *slog.Logger
 	// UploadKey signs the URLs of uploads.
@@ -61,50 +67,72 @@ type Service struct {
 // Request asks for a build.
 type Request struct {
 	Namespace string
-	// Name of the template, alone or followed by the tag "default".
+	// Name of the template; a tag may follow it, which is one more of Tags.
 	Name string
-	// Tags may have "default" alone.
+	// Tags get the result. Default: default.
 	Tags []string
 	// CPUs and MemoryMB (MiB) are limits of the template's sandboxes. 0: those of what the build starts from.
 	CPUs, MemoryMB int
+	// MinFreeMB (MiB) is what the server's disk must have free now.
+	MinFreeMB int
 }
 
 // Requested is a build that waits for its steps.
 type Requested struct {
-	TemplateID, BuildID, Name, Tag string
-	Public                         bool
+	TemplateID, BuildID, Name string
+	Tags                      []string
+	Public                    bool
 }
 
 // Request makes a build's object, without steps.
 func (s *Service) Request(ctx context.Context, req Request) (Requested, error) {
-	name, err := parseName(&req)
+	name, tags, err := parseRequest(&req)
 	if err != nil {
 		return Requested{}, err
 	}
 	if err := s.Gate.Err(); err != nil {
 		return Requested{}, err
 	}
+	if err := s.checkFree(req.MinFreeMB); err != nil {
+		return Requested{}, err
+	}
 	if err := s.checkOpen(ctx, req.Namespace); err != nil {
 		return Requested{}, err
 	}
-	r := Requested{TemplateID: pool.BuiltTemplateID(req.Namespace, name), BuildID: string(uuid.NewUUID()), Name: name, Tag: barchan.DefaultTag}
-	switch t, err := s.own(ctx, req.Namespace, name); {
-	case err == nil && t.Labels[barchan.LabelBuild] == "":
-		return Requested{}, apistatus.Refuse(errs.ErrConflict, "name: the template %q exists and was not made by a build; choose another name", t.Name)
-	case err == nil:
-		r.TemplateID, r.Name, r.Public = pool.TemplateID(t), t.Name, t.Spec.Barchan != nil && t.Spec.Barchan.Public
-	case !errors.Is(err, errs.ErrNotFound):
+	all, err := s.Cache.CurrentTemplates(ctx, req.Namespace)
+	if err != nil {
 		return Requested{}, err
-	case len(validation.IsDNS1123Subdomain(name)) > 0:
+	}
+	r := Requested{BuildID: string(uuid.NewUUID()), Name: name, Tags: tags}
+	if known := templates.NameIn(all, name); known != "" {
+		r.Name = known
+	} else if len(validation.IsDNS1123Subdomain(name)) > 0 {
 		return Requested{}, apistatus.Refuse(errs.ErrInvalid, "name: %.80q must have from 1 to 253 lower-case letters, digits, dashes and dots, and begin and end with a letter or digit", name)
 	}
+	if err := s.checkTags(ctx, req.Namespace, r.Name, tags, all); err != nil {
+		return Requested{}, err
+	}
+	r.TemplateID = pool.BuiltTemplateID(req.Namespace, r.Name)
+	if have := tagsOf(all, r.Name); len(have) > 0 {
+		r.TemplateID, r.Public = pool.TemplateID(&have[0]), have[0].Spec.Barchan != nil && have[0].Spec.Barchan.Public
+	}
+	b := newBuild(&req, &r)
+	if err := s.Objects.Create(ctx, b); err != nil {
+		return Requested{}, apistatus.From("create template build", err)
+	}
+	s.Log.InfoContext(ctx, "template build requested", telemetry.Namespace, b.Namespace, telemetry.Name, b.Name, telemetry.Template, r.Name, "tags", r.Tags)
+	return r, nil
+}
+
+// newBuild returns the object of a build that was requested.
+func newBuild(req *Request, r *Requested) *barchan.TemplateBuild {
 	b := &barchan.TemplateBuild{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: req.Namespace, Name: r.BuildID,
 			Labels:      map[string]string{agents.LabelCreatedBy: sandboxes.CreatedBy},
 			Annotations: map[string]string{pool.AnnotationTemplateID: r.TemplateID, barchan.AnnotationCreatedAt: barchan.ExactNow()},
 		},
-		Spec: barchan.TemplateBuildSpec{TemplateName: r.Name},
+		Spec: barchan.TemplateBuildSpec{TemplateName: r.Name, Tags: r.Tags},
 	}
 	if req.CPUs > 0 {
 		b.Spec.CPU = resource.NewQuantity(int64(req.CPUs), resource.DecimalSI)
@@ -112,50 +140,49 @@ func (s *Service) Request(ctx context.Context, req Request) (Requested, error) {
 	if req.MemoryMB > 0 {
 		b.Spec.Memory = resource.NewQuantity(int64(req.MemoryMB)<<20, resource.BinarySI)
 	}
-	if err := s.Objects.Create(ctx, b); err != nil {
-		return Requested{}, apistatus.From("create template build", err)
-	}
-	s.Log.InfoContext(ctx, "template build requested", telemetry.Namespace, b.Namespace, telemetry.Name, b.Name, telemetry.Template, r.Name)
-	return r, nil
+	return b
 }
 
-// parseName checks the fields of a request, and returns the template's name.
-func parseName(req *Request) (string, error) {
-	name, tag, tagged := strings.Cut(req.Name, ":")
-	if team, rest, qualified := strings.Cut(name, "/"); qualified {
-		if team != req.Namespace {
-			return "", apistatus.Refuse(errs.ErrInvalid, "name: %.80q is not your team; leave it out, or write %.80q", team, req.Namespace+"/"+rest)
-		}
-		name = rest
+// parseRequest checks the fields of a request, and returns the template's name and the tags.
+func parseRequest(req *Request) (name string, tags []string, err error) {
+	name, tag, tagged, err := splitName("name", req.Namespace, req.Name)
+	if err != nil {
+		return "", nil, err
 	}
-	if tags := req.Tags; tagged || len(tags) > 0 {
-		if tagged {
-			tags = append([]string{tag}, tags...)
-		}
-		for _, t := range tags {
-			if t != barchan.DefaultTag {
-				return "", apistatus.Refuse(errs.ErrInvalid, "tags: tags are not supported yet, %.80q neither; leave them out", t)
-			}
-		}
+	tags = req.Tags
+	if tagged {
+		tags = append([]string{tag}, tags...)
+	}
+	if tags, err = cleanTags(tags); err != nil {
+		return "", nil, err
+	}
+	if len(tags) == 0 {
+		tags = []string{barchan.DefaultTag}
 	}
 	switch {
-	case name == "":
-		return "", apistatus.Refuse(errs.ErrInvalid, "name: must name a template")
 	case req.CPUs < 0 || req.CPUs > maxCPUs:
-		return "", apistatus.Refuse(errs.ErrInvalid, "cpuCount: must be from 1 to %d", maxCPUs)
+		return "", nil, apistatus.Refuse(errs.ErrInvalid, "cpuCount: must be from 1 to %d", maxCPUs)
 	case req.MemoryMB < 0 || req.MemoryMB > maxMemoryMB:
-		return "", apistatus.Refuse(errs.ErrInvalid, "memoryMB: must be from 1 to %d", maxMemoryMB)
+		return "", nil, apistatus.Refuse(errs.ErrInvalid, "memoryMB: must be from 1 to %d", maxMemoryMB)
+	case req.MinFreeMB < 0:
+		return "", nil, apistatus.Refuse(errs.ErrInvalid, "minFreeDiskMb: must be 0 or more")
 	}
-	return name, nil
+	return name, tags, nil
 }
 
-// own finds a tenant's own template, by name, alias or ID.
-func (s *Service) own(ctx context.Context, namespace, name string) (*extensions.SandboxTemplate, error) {
-	t, err := s.Templates.Resolve(ctx, namespace, namespace+"/"+name)
-	if errors.Is(err, errs.ErrNotFound) {
-		return s.Templates.ResolveUncached(ctx, namespace, namespace+"/"+name)
+// checkFree refuses a build for whose sandboxes the server's disk, which they share without limits of their own, has too little free.
+func (s *Service) checkFree(wantMB int) error {
+	if wantMB == 0 {
+		return nil
 	}
-	return t, err
+	free, err := s.Files.Free()
+	if err != nil {
+		return err
+	}
+	if have := free >> 20; int64(wantMB) > have {
+		return apistatus.Refuse(errs.ErrInvalid, "minFreeDiskMb: the server's disk, which all sandboxes share, has %d MiB free", have)
+	}
+	return nil
 }
 
 // checkOpen refuses one build more than may be open.
@@ -210,42 +237,20 @@ func templateIDOf(b *barchan.TemplateBuild) string {
 	return pool.BuiltTemplateID(b.Namespace, b.Spec.TemplateName)
 }
 
-// Delete deletes a tenant's own template that a build made, and cancels builds of it. Its sandboxes stay.
-func (s *Service) Delete(ctx context.Context, namespace, name string) error {
-	t, err := s.Templates.Resolve(ctx, namespace, name)
+// Cancel ends a build that has not ended, by deleting it. The template stays as it was.
+func (s *Service) Cancel(ctx context.Context, namespace, templateID, buildID string) error {
+	b, err := s.find(ctx, namespace, templateID, buildID)
 	if err != nil {
 		return err
 	}
-	if t.Namespace != namespace || t.Labels[barchan.LabelBuild] == "" {
-		return apistatus.Refuse(errs.ErrForbidden, "the template %q was not made by a build of yours, so its operator deletes it; a snapshot of the same name is deleted by its ID, <name>:<tag>", pool.TemplateName(t))
+	if ended(b) {
+		return apistatus.Refuse(errs.ErrConflict, "build '%s' has ended; only one that has not can be canceled", buildID)
 	}
-	key := client.ObjectKeyFromObject(t)
-	users, err := s.Cache.PoolsOf(ctx, "", key)
-	if err != nil {
-		return fmt.Errorf("list warm pools: %w", err)
+	err = s.Objects.Delete(ctx, b, client.Preconditions{UID: &b.UID})
+	if client.IgnoreNotFound(err) != nil {
+		return apistatus.From("cancel template build "+buildID, err)
 	}
-	if len(users) > 0 {
-		return apistatus.Refuse(errs.ErrConflict, "the template %q is used by the warm pool %q; delete that first", pool.TemplateName(t), users[0].Name)
-	}
-	all, err := s.buildsOf(ctx, key)
-	if err != nil {
-		return err
-	}
-	for i := range all {
-		if !ended(&all[i]) {
-			if err := s.Objects.Delete(ctx, &all[i], client.Preconditions{UID: &all[i].UID}); client.IgnoreNotFound(err) != nil {
-				return apistatus.From("cancel template build "+all[i].Name, err)
-			}
-		}
-	}
-	err = s.Objects.Delete(ctx, t, client.Preconditions{UID: &t.UID})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return templates.NotFound(name)
-	}
-	if err != nil {
-		return apistatus.From("delete template "+t.Name, err)
-	}
-	s.Log.InfoContext(ctx, "template deleted", telemetry.Namespace, t.Namespace, telemetry.Name, t.Name)
+	s.Log.InfoContext(ctx, "template build canceled", telemetry.Namespace, b.Namespace, telemetry.Name, b.Name, telemetry.Template, b.Spec.TemplateName)
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/distribution/reference"
 	corev1 "k8s.io/api/core/v1"
@@ -67,8 +68,9 @@ func (r *Registry) account() (username, password string, err error) {
 	}
 }
 
-// withCredentials keeps the credentials for a build's image as a Secret of its namespace, and has the build name it.
-func (s *Service) withCredentials(ctx context.Context, b *barchan.TemplateBuild, from *barchan.BuildSource, r *Registry) error {
+// withCredentials keeps the credentials for a build's image as a Secret of its namespace, and has the build and its stages name it.
+// It has them for that image's registry alone.
+func (s *Service) withCredentials(ctx context.Context, b *barchan.TemplateBuild, r *Registry) error {
 	if r == nil {
 		return nil
 	}
@@ -76,6 +78,7 @@ func (s *Service) withCredentials(ctx context.Context, b *barchan.TemplateBuild,
 	if err != nil {
 		return err
 	}
+	from := b.Spec.From
 	if from.Image == "" {
 		return apistatus.Refuse(errs.ErrInvalid, "fromImageRegistry: is for fromImage")
 	}
@@ -100,6 +103,9 @@ func (s *Service) withCredentials(ctx context.Context, b *barchan.TemplateBuild,
 	if apierrors.IsAlreadyExists(err) { // of an attempt that did not start the build
 		have := &corev1.Secret{}
 		if err = s.Objects.Get(ctx, client.ObjectKeyFromObject(secret), have); err == nil {
+			if !metav1.IsControlledBy(have, b) {
+				return apistatus.Refuse(errs.ErrConflict, "fromImageRegistry: Secret %s exists, and is not of this build", secret.Name)
+			}
 			have.Data = secret.Data
 			err = s.Objects.Update(ctx, have)
 		}
@@ -109,5 +115,10 @@ func (s *Service) withCredentials(ctx context.Context, b *barchan.TemplateBuild,
 	}
 	failpoint.Reach("templatebuild/credentials")
 	from.ImagePullSecrets = []corev1.LocalObjectReference{{Name: secret.Name}}
+	for i := range b.Spec.Stages {
+		if stage := &b.Spec.Stages[i]; stage.From.Image != "" {
+			stage.From.ImagePullSecrets = slices.Clone(from.ImagePullSecrets)
+		}
+	}
 	return nil
 }

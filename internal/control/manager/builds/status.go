@@ -55,14 +55,21 @@ type Status struct {
 	Message, Step string
 }
 
-// Status returns a build's state, and at most limit entries of its log after the first offset ones. Limit is from 1 to
-// MaxEntries; 0 means MaxEntries.
-func (s *Service) Status(ctx context.Context, namespace, templateID, buildID string, offset, limit int) (Status, error) {
-	limit, err := checkLimit(limit)
+// StatusRequest selects entries of a build's log.
+type StatusRequest struct {
+	// Offset is how many entries to leave out. Limit is from 1 to MaxEntries; 0 means MaxEntries.
+	Offset, Limit int
+	// AtLeast keeps entries of this level and above, which Offset counts.
+	AtLeast slog.Level
+}
+
+// Status returns a build's state, and the next entries of its log.
+func (s *Service) Status(ctx context.Context, namespace, templateID, buildID string, req StatusRequest) (Status, error) {
+	limit, err := checkLimit(req.Limit)
 	if err != nil {
 		return Status{}, err
 	}
-	if offset < 0 {
+	if req.Offset < 0 {
 		return Status{}, apistatus.Refuse(errs.ErrInvalid, "logsOffset: must be 0 or more")
 	}
 	b, err := s.find(ctx, namespace, templateID, buildID)
@@ -77,7 +84,14 @@ func (s *Service) Status(ctx context.Context, namespace, templateID, buildID str
 		}
 	}
 	// The log is read last: that of an ended build is complete.
-	v.Entries, err = s.Files.Entries(b.UID, offset, limit)
+	if req.AtLeast <= slog.LevelDebug {
+		v.Entries, err = s.Files.Entries(b.UID, req.Offset, limit)
+		return v, err
+	}
+	all, err := s.Files.Entries(b.UID, 0, math.MaxInt)
+	all = slices.DeleteFunc(all, func(e builds.Entry) bool { return Severity(e.Level) < req.AtLeast })
+	all = all[min(req.Offset, len(all)):]
+	v.Entries = all[:min(limit, len(all))]
 	return v, err
 }
 

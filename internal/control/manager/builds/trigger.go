@@ -65,12 +65,22 @@ func (s *Service) Upload(ctx context.Context, path string, size int64, archive i
 type Instructions struct {
 	// FromImage or FromTemplate is what it starts from.
 	FromImage, FromTemplate string
-	// Registry are credentials for the image; nil: none.
-	Registry                   *Registry
-	Steps                      []Step
+	// Registry are credentials for images of FromImage's registry; nil: none.
+	Registry *Registry
+	Stages   []Stage
+	Steps    []Step
+	// Secrets are kept in memory alone.
+	Secrets                    map[string][]byte
 	StartCommand, ReadyCommand string
 	// Force does all steps, even if their results are kept.
 	Force bool
+}
+
+// Stage is a chain of steps whose files others take.
+type Stage struct {
+	Name                    string
+	FromImage, FromTemplate string
+	Steps                   []Step
 }
 
 // Step is one instruction.
@@ -79,6 +89,9 @@ type Step struct {
 	Type      string
 	Args      []string
 	FilesHash string
+	From      *barchan.StageFiles
+	Mounts    []barchan.BuildMount
+	Network   string
 	Force     bool
 }
 
@@ -96,11 +109,7 @@ func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID st
 	if err := s.Gate.Err(); err != nil {
 		return err
 	}
-	from, err := s.source(ctx, namespace, &what)
-	if err != nil {
-		return err
-	}
-	steps, err := s.steps(namespace, what.Steps)
+	spec, err := s.spec(ctx, namespace, &what)
 	if err != nil {
 		return err
 	}
@@ -109,17 +118,20 @@ func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID st
 			return apistatus.Refuse(errs.ErrConflict, "build '%s' was started before; request another one", buildID)
 		}
 		old := b.DeepCopy()
-		b.Spec.From, b.Spec.Steps, b.Spec.Force = from, steps, what.Force
+		b.Spec.From, b.Spec.Stages, b.Spec.Steps, b.Spec.Force = spec.From, spec.Stages, spec.Steps, what.Force
 		b.Spec.StartCommand, b.Spec.ReadyCommand = what.StartCommand, what.ReadyCommand
 		if err := check(b, old); err != nil {
 			return err
 		}
-		if err := s.withCredentials(ctx, b, from, what.Registry); err != nil { // before its controller can ask for them
+		if err := s.keepSecrets(ctx, b, &what); err != nil { // before its controller can ask for them
 			return err
 		}
 		err = s.Objects.Update(ctx, b)
 		if err == nil {
 			break
+		}
+		if len(what.Secrets) > 0 {
+			s.Files.DropSecrets(b.UID)
 		}
 		if !apierrors.IsConflict(err) || try == maxTries {
 			return apistatus.From("start template build "+buildID, err)
@@ -132,20 +144,46 @@ func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID st
 	return nil
 }
 
-// source returns what a build starts from.
-func (s *Service) source(ctx context.Context, namespace string, what *Instructions) (*barchan.BuildSource, error) {
+// keepSecrets keeps those of the build's steps and of its registry.
+func (s *Service) keepSecrets(ctx context.Context, b *barchan.TemplateBuild, what *Instructions) error {
+	if err := s.Files.SetSecrets(b.UID, what.Secrets); err != nil {
+		return err
+	}
+	err := s.withCredentials(ctx, b, what.Registry)
+	if err != nil && len(what.Secrets) > 0 {
+		s.Files.DropSecrets(b.UID)
+	}
+	return err
+}
+
+// spec translates what a build does, and refuses secrets that cannot be kept.
+func (s *Service) spec(ctx context.Context, namespace string, what *Instructions) (spec barchan.TemplateBuildSpec, err error) {
+	if spec.From, err = s.source(ctx, namespace, "", what.FromImage, what.FromTemplate); err != nil {
+		return spec, err
+	}
+	if spec.Stages, err = s.stages(ctx, namespace, what.Stages); err != nil {
+		return spec, err
+	}
+	if spec.Steps, err = s.steps(namespace, "", what.Steps); err != nil {
+		return spec, err
+	}
+	return spec, builds.CheckSecrets(what.Secrets)
+}
+
+// source returns what a build or a stage starts from. at begins the names of fields in errors.
+func (s *Service) source(ctx context.Context, namespace, at, image, template string) (*barchan.BuildSource, error) {
 	switch {
-	case (what.FromImage == "") == (what.FromTemplate == ""):
-		return nil, apistatus.Refuse(errs.ErrInvalid, "fromImage: name either an image, or a template in fromTemplate")
-	case what.FromImage != "":
-		return &barchan.BuildSource{Image: what.FromImage}, nil
+	case (image == "") == (template == ""):
+		return nil, apistatus.Refuse(errs.ErrInvalid, "%sfromImage: name either an image, or a template in fromTemplate", at)
+	case image != "":
+		return &barchan.BuildSource{Image: image}, nil
 	}
-	t, err := s.Templates.Resolve(ctx, namespace, what.FromTemplate)
+	t, err := s.Templates.Resolve(ctx, namespace, template)
 	if errors.Is(err, errs.ErrNotFound) {
-		t, err = s.Templates.ResolveUncached(ctx, namespace, what.FromTemplate)
+		t, err = s.Templates.ResolveUncached(ctx, namespace, template)
 	}
 	if errors.Is(err, errs.ErrNotFound) {
-		return nil, apistatus.Refuse(errs.ErrInvalid, "fromTemplate: template '%.80s' not found", what.FromTemplate)
+		return nil, apistatus.Refuse(errs.ErrInvalid, "%sfromTemplate: template '%.80s' not found", at, template)
 	}
 	if err != nil {
 		return nil, err
@@ -154,19 +192,47 @@ func (s *Service) source(ctx context.Context, namespace string, what *Instructio
 }
 
 // steps translates a build's steps, and refuses a copy of files that the server lacks.
-func (s *Service) steps(namespace string, wire []Step) (steps []barchan.BuildStep, err error) {
+func (s *Service) steps(namespace, at string, wire []Step) (steps []barchan.BuildStep, err error) {
 	for i, w := range wire {
 		kind, known := stepTypes[strings.ToUpper(w.Type)]
 		if !known {
-			return nil, apistatus.Refuse(errs.ErrInvalid, "steps[%d].type: %.80q is none of RUN, COPY, WORKDIR, USER and ENV", i, w.Type)
+			return nil, apistatus.Refuse(errs.ErrInvalid, "%ssteps[%d].type: %.80q is none of RUN, COPY, WORKDIR, USER and ENV", at, i, w.Type)
 		}
-		step := barchan.BuildStep{Type: kind, Args: w.Args, FilesHash: w.FilesHash, Force: w.Force}
-		if kind == barchan.StepCopy && builds.CheckHash(w.FilesHash) == nil && !s.Files.HasFiles(namespace, w.FilesHash) {
-			return nil, apistatus.Refuse(errs.ErrInvalid, "steps[%d].filesHash: the files of step %d (COPY %.80s) are not on the server; upload them first", i, i+1, strings.Join(w.Args, " "))
+		step := barchan.BuildStep{
+			Type: kind, Args: w.Args, FilesHash: w.FilesHash, From: w.From, Mounts: w.Mounts, Network: barchan.BuildNetwork(w.Network), Force: w.Force,
+		}
+		if kind == barchan.StepCopy && s.lacks(namespace, w.FilesHash) {
+			return nil, apistatus.Refuse(errs.ErrInvalid, "%ssteps[%d].filesHash: the files of step %d (COPY %.80s) are not on the server; upload them first", at, i, i+1, strings.Join(w.Args, " "))
+		}
+		for k := range w.Mounts {
+			if m := &w.Mounts[k]; m.Type == barchan.MountBind && s.lacks(namespace, m.FilesHash) {
+				return nil, apistatus.Refuse(errs.ErrInvalid, "%ssteps[%d].mounts[%d].filesHash: its files are not on the server; upload them first", at, i, k)
+			}
 		}
 		steps = append(steps, step)
 	}
 	return steps, nil
+}
+
+// lacks reports whether the store has no archive of a hash that is one.
+func (s *Service) lacks(namespace, hash string) bool {
+	return builds.CheckHash(hash) == nil && !s.Files.HasFiles(namespace, hash)
+}
+
+func (s *Service) stages(ctx context.Context, namespace string, wire []Stage) (stages []barchan.BuildStage, err error) {
+	for i, w := range wire {
+		at := fmt.Sprintf("stages[%d].", i)
+		from, err := s.source(ctx, namespace, at, w.FromImage, w.FromTemplate)
+		if err != nil {
+			return nil, err
+		}
+		steps, err := s.steps(namespace, at, w.Steps)
+		if err != nil {
+			return nil, err
+		}
+		stages = append(stages, barchan.BuildStage{Name: w.Name, From: *from, Steps: steps})
+	}
+	return stages, nil
 }
 
 // check validates a build as the API server does, with the field names of the wire.

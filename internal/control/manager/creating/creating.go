@@ -26,6 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager/idempotency"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/manager/snapshots"
+	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -39,14 +40,16 @@ type Cache interface {
 	PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
 }
 
-// Creator creates the sandboxes of all tenants. Its exported fields are required except ForkSecrets. It is safe for
+// Creator creates the sandboxes of all tenants. Its exported fields are required except Volumes and ForkSecrets. It is safe for
 // concurrent use.
 type Creator struct {
 	Sandboxes *sandboxes.Store
 	Snapshots *snapshots.Store
-	Cache     Cache
-	Picker    *picker.Picker
-	Claims    *claiming.Claimer
+	// Volumes is nil where there are none; then no create may mount one.
+	Volumes *volumes.Service
+	Cache   Cache
+	Picker  *picker.Picker
+	Claims  *claiming.Claimer
 	// StartTimeout bounds the wait for a new sandbox to be ready, BindTimeout that for a member's network.
 	StartTimeout, BindTimeout time.Duration
 	// ForkSecrets allows every start from memory with the variables of a SandboxClaim.
@@ -80,6 +83,9 @@ type Request struct {
 	// applies to a template.
 	FilesOnly    bool `json:",omitempty"`
 	AllowSecrets bool `json:",omitempty"`
+	// VolumeMounts are the tenant's volumes, each at its path. A sandbox with one is started for the request: members of pools
+	// have none, and nothing can be mounted into a running one.
+	VolumeMounts []volumes.Mount `json:",omitempty"`
 	// IdempotencyKey makes it safe to repeat the request: from 1 to 255 printable ASCII
 	// characters, the tenant's own choice. Empty: each request creates a sandbox.
 	IdempotencyKey string
@@ -136,7 +142,10 @@ func (cr *Creator) check(req *Request) error {
 	if req.AutoResume && req.Suspend == agents.SuspendFiles {
 		return apistatus.Refuse(errs.ErrInvalid, "autoResume: needs the memory to be kept; set autoPauseMemory to true")
 	}
-	return sandboxes.CheckNetwork(req.Network)
+	if len(req.VolumeMounts) > 0 && cr.Volumes == nil {
+		return apistatus.Refuse(errs.ErrInvalid, "volumeMounts: volumes are not available on this server")
+	}
+	return errors.Join(sandboxes.CheckNetwork(req.Network), volumes.CheckMounts(req.VolumeMounts))
 }
 
 func (cr *Creator) create(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
@@ -155,7 +164,12 @@ func (cr *Creator) create(ctx context.Context, c *createOp) (*agents.Sandbox, er
 }
 
 // obtain finds the template or the snapshot, and claims or starts a sandbox of it.
-func (cr *Creator) obtain(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
+func (cr *Creator) obtain(ctx context.Context, c *createOp) (_ *agents.Sandbox, err error) {
+	if len(c.VolumeMounts) > 0 {
+		if c.mounts, err = cr.Volumes.Resolve(ctx, c.Namespace, c.VolumeMounts); err != nil {
+			return nil, err
+		}
+	}
 	t, err := cr.Sandboxes.Templates.Resolve(ctx, c.Namespace, c.Template)
 	if err == nil {
 		return cr.claim(ctx, c, client.ObjectKeyFromObject(t))

@@ -111,6 +111,9 @@ func (cr *Creator) forkable(ctx context.Context, req *ForkRequest) (*agents.Sand
 	case phase != sandbox.Running:
 		return nil, apistatus.Refuse(errs.ErrConflict, "Sandbox %q is %s; it can be forked while it runs", req.ID, phase)
 	}
+	if err := cr.checkVolumes(ctx, req.Namespace, &s.Spec.SandboxBlueprint); err != nil {
+		return nil, err
+	}
 	return s, cr.mayShare(originOf(s), s.Spec.Barchan, req.AllowSecrets, "Sandbox \""+req.ID+"\"")
 }
 

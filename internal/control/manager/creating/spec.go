@@ -25,6 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/claiming"
 	"github.com/barchan-dev/barchan/internal/control/manager/idempotency"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 )
 
 // Adopt implements [claiming.Owner].
@@ -47,6 +48,7 @@ func (c *createOp) New(t claiming.Template) *agents.Sandbox {
 	if c.origin != nil {
 		c.origin.apply(s)
 	}
+	volumes.AddMounts(&s.Spec.PodTemplate.Spec, c.mounts)
 	if len(c.pools) > 0 {
 		s.Labels[pool.LabelOrigin] = string(c.pools[0].UID)
 	}
@@ -167,9 +169,20 @@ func (cr *Creator) from(ctx context.Context, c *createOp, snap *barchan.Checkpoi
 	if err := cr.mayShare(o, &policies, c.AllowSecrets, fmt.Sprintf("snapshot %q", snap.SnapshotID())); err != nil {
 		return err
 	}
+	if err := errors.Join(cr.checkVolumes(ctx, c.Namespace, &blueprint), c.checkMountable(&blueprint, &o.restore)); err != nil {
+		return err
+	}
 	name, _ := snap.SnapshotName()
 	c.startFrom(o, &blueprint, &policies, cmp.Or(from.TemplateName, name))
 	return nil
+}
+
+// checkVolumes refuses a blueprint that mounts a volume which is gone.
+func (cr *Creator) checkVolumes(ctx context.Context, namespace string, b *agents.SandboxBlueprint) error {
+	if cr.Volumes == nil {
+		return nil
+	}
+	return cr.Volumes.CheckPod(ctx, namespace, &b.PodTemplate.Spec)
 }
 
 // startFrom has a create make its sandbox by the blueprint and the policies of another.

@@ -25,6 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager/idempotency"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
+	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -45,6 +46,8 @@ type createOp struct {
 	digest idempotency.Digest
 	claim  *claiming.Claim
 	pools  []extensions.SandboxWarmPool
+	// mounts are the resolved VolumeMounts.
+	mounts []sandbox.VolumeMount
 	// origin is the checkpoint that the sandbox starts from; nil for a template's.
 	origin *origin
 	// try numbers the names of a cold start.
@@ -118,11 +121,26 @@ func (c *createOp) Resolved(t claiming.Template, err error) error {
 	if errors.Is(err, errs.ErrNotFound) || (err == nil && !templates.Usable(t.SandboxTemplate, c.Namespace)) {
 		return templates.NotFound(c.Template)
 	}
-	return nil
+	if err != nil || len(c.mounts) == 0 {
+		return nil //nolint:nilerr // the caller has the error
+	}
+	var restore *agents.RestoreSource
+	if b := t.Spec.Barchan; b != nil && b.Sandbox != nil {
+		restore = b.Sandbox.Restore
+	}
+	return c.checkMountable(&t.Spec.SandboxBlueprint, restore)
+}
+
+// checkMountable refuses volumes for a sandbox that starts from memory, whose kernel has no mounts but those that it had.
+func (c *createOp) checkMountable(b *agents.SandboxBlueprint, restore *agents.RestoreSource) error {
+	if len(c.mounts) > 0 && restore != nil && !restore.FilesOnly {
+		return apistatus.Refuse(errs.ErrInvalid, "volumeMounts: %q starts from memory, with what it had mounted when that was taken; use a template without a start command, or a snapshot with memory: false", c.Template)
+	}
+	return volumes.Conflict(&b.PodTemplate.Spec, c.mounts)
 }
 
 // Warm implements [claiming.Owner].
-func (c *createOp) Warm() bool { return c.origin == nil }
+func (c *createOp) Warm() bool { return c.origin == nil && len(c.mounts) == 0 }
 
 // claimWarm claims a member and binds its agent. Its errors are a picker.ErrNone, errUnbound, and those that
 // end the create.
@@ -286,6 +304,9 @@ func (cr *Creator) awaitStart(ctx context.Context, made *agents.Sandbox) (*agent
 // heldUp returns why a sandbox starts only after a change by an operator or a tenant, for which no create waits.
 func heldUp(s *agents.Sandbox) error {
 	if message, lacks := sandbox.LacksImage(s); lacks {
+		return apistatus.Refuse(errs.ErrUnavailable, "the sandbox cannot start: %s", message)
+	}
+	if message, lacks := sandbox.LacksObject(s); lacks {
 		return apistatus.Refuse(errs.ErrUnavailable, "the sandbox cannot start: %s", message)
 	}
 	if message, refused := sandbox.RefusedSecrets(s); refused {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -59,6 +60,8 @@ type Sandbox struct {
 	Network    *agents.EgressPolicy
 	OnTimeout  agents.TimeoutAction
 	AutoResume bool
+	// VolumeMounts name the objects of volumes.
+	VolumeMounts []sandbox.VolumeMount
 }
 
 // View returns what a sandbox's tenant sees.
@@ -75,6 +78,7 @@ func (st *Store) View(s *agents.Sandbox) Sandbox {
 		Size:          st.Templates.SizeOf(&s.Spec.PodTemplate.Spec),
 		PublicTraffic: true,
 		OnTimeout:     agents.TimeoutShutdown,
+		VolumeMounts:  sandbox.VolumeMounts(&s.Spec.PodTemplate.Spec),
 	}
 	if v.Phase == sandbox.Paused || v.Phase == sandbox.Pausing {
 		v.State = StatePaused
@@ -193,9 +197,13 @@ func (st *Store) List(ctx context.Context, req ListRequest) (Page, error) {
 	templateID := ""
 	if req.Template != "" {
 		t, err := st.Templates.Resolve(ctx, req.Namespace, req.Template)
-		if err == nil {
+		switch {
+		case err == nil && strings.Contains(req.Template, ":"): // of the tag alone
+			req.Template = t.Name
+		case err == nil:
 			templateID = pool.TemplateID(t)
-		} else if !errors.Is(err, errs.ErrNotFound) { // a deleted template may have sandboxes left
+		}
+		if err != nil && !errors.Is(err, errs.ErrNotFound) { // a deleted template may have sandboxes left
 			return Page{}, err
 		}
 	}

@@ -73,6 +73,13 @@ func (st *Store) Create(ctx context.Context, req Request) (_ Snapshot, err error
 	if err := st.Sandboxes.Gate.Err(); err != nil {
 		return Snapshot{}, err
 	}
+	if name.name != "" && name.tag != "" && name.tag != barchan.DefaultTag {
+		if _, err := st.Sandboxes.Templates.Resolve(ctx, req.Namespace, req.Namespace+"/"+name.name+":"+name.tag); err == nil {
+			return Snapshot{}, apistatus.Refuse(errs.ErrConflict, "name: the template %q has the tag %q; choose another tag, or none", name.name, name.tag)
+		} else if !errors.Is(err, errs.ErrNotFound) {
+			return Snapshot{}, err
+		}
+	}
 	s, err := st.Sandboxes.FindLive(ctx, req.Namespace, req.ID)
 	if err != nil {
 		return Snapshot{}, err

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -48,28 +49,50 @@ type Size struct {
 	MemoryMB, DiskMB int64
 }
 
-// Template is one blueprint as a tenant sees it.
+// Template is one blueprint as a tenant sees it, with all its tags.
 type Template struct {
-	// ID is derived from the object's UID, or from the name if a build made it. Object is the object's name, which may differ
-	// from Name.
+	// ID is derived from the object's UID, or from the name if a build made it. Object is the name of the object of the tag default,
+	// which may not exist.
 	ID, Namespace, Name, Object string
 	UID                         types.UID
-	// Build is the name of the build that last made it; empty for none.
+	// Build is the name of the build that last made it; empty for none. It is that of the tag default, or else of the newest one,
+	// as UID and Size are.
 	Build string
 	// Aliases has the name first.
 	Aliases              []string
 	Public               bool
 	Size                 Size
 	CreatedAt, UpdatedAt time.Time
+	// Tags has default first, and then the others by name.
+	Tags []Tag
 }
 
-// Get returns a template by its name, alias or ID.
-func (c *Catalog) Get(ctx context.Context, namespace, name string) (Template, error) {
-	t, err := c.Resolve(ctx, namespace, name)
-	if err != nil {
-		return Template{}, err
+// Tag is one tag of a template.
+type Tag struct {
+	Name string
+	// Build is the name of the build that it refers to; empty for none.
+	Build string
+	// UID is of the tag's object.
+	UID types.UID
+	// AssignedAt is when it got the build.
+	AssignedAt time.Time
+}
+
+// Get returns a template by its name, alias or ID. With a tag, the template must have that.
+func (c *Catalog) Get(ctx context.Context, namespace, requested string) (Template, error) {
+	ref := parse(namespace, requested)
+	for _, source := range ref.from {
+		list, err := c.usable(ctx, source, namespace)
+		if err != nil {
+			return Template{}, err
+		}
+		name := NameIn(list, ref.name)
+		tags := slices.DeleteFunc(list, func(t extensions.SandboxTemplate) bool { own, _ := t.NameAndTag(); return own != name })
+		if len(tags) > 0 && (!ref.tagged || slices.ContainsFunc(tags, func(t extensions.SandboxTemplate) bool { return ref.Is(&t) })) {
+			return c.Group(tags)[0], nil
+		}
 	}
-	return c.view(t), nil
+	return Template{}, NotFound(requested)
 }
 
 // List returns a page of a tenant's templates, newest first.
@@ -89,19 +112,24 @@ func (c *Catalog) List(ctx context.Context, namespace string, limit int, cursor 
 // All returns a tenant's templates, newest first.
 func (c *Catalog) All(ctx context.Context, namespace string) ([]Template, error) {
 	var all []Template
-	for _, from := range sources(namespace) {
-		list, err := c.Cache.Templates(ctx, from)
+	for _, source := range sources(namespace) {
+		list, err := c.usable(ctx, source, namespace)
 		if err != nil {
-			return nil, fmt.Errorf("list templates: %w", err)
+			return nil, err
 		}
-		for i := range list {
-			if Usable(&list[i], namespace) {
-				all = append(all, c.view(&list[i]))
-			}
-		}
+		all = append(all, c.Group(list)...)
 	}
 	all, _ = paging.Cut(all, len(all), nil, paging.Direction(false), position)
 	return all, nil
+}
+
+// usable lists the templates of a namespace that a tenant may use, each tag by itself.
+func (c *Catalog) usable(ctx context.Context, source, tenant string) ([]extensions.SandboxTemplate, error) {
+	list, err := c.Cache.Templates(ctx, source)
+	if err != nil {
+		return nil, fmt.Errorf("list templates: %w", err)
+	}
+	return slices.DeleteFunc(list, func(t extensions.SandboxTemplate) bool { return !Usable(&t, tenant) }), nil
 }
 
 func position(t *Template) paging.Cursor { return paging.Cursor{Key: t.CreatedAt.UnixNano(), ID: t.ID} }
@@ -124,12 +152,12 @@ func NotFound(name string) error {
 	return apistatus.Refuse(errs.ErrNotFound, "template '%s' not found", name)
 }
 
-// Resolve finds a template by name, alias or ID: the tenant's own first, then the public ones.
-// A namespace ("team/name") and the tag "default" may qualify the name.
+// Resolve finds the object of a template's tag. The template is given by name, alias or ID: the tenant's own first, then the
+// public ones. A namespace ("team/name") may qualify the name, and a tag, or the ID of the build of one, may follow it.
 func (c *Catalog) Resolve(ctx context.Context, namespace, requested string) (*extensions.SandboxTemplate, error) {
-	name, from := parse(namespace, requested)
-	for _, source := range from {
-		t, err := c.find(ctx, source, name, namespace)
+	ref := parse(namespace, requested)
+	for _, source := range ref.from {
+		t, err := c.find(ctx, source, ref, namespace)
 		if err != nil {
 			return nil, fmt.Errorf("look up template: %w", err)
 		}
@@ -143,88 +171,196 @@ func (c *Catalog) Resolve(ctx context.Context, namespace, requested string) (*ex
 // ResolveUncached finds a template by name that was applied after the last event of the cache. Reads of the API
 // server for one name are shared, so requests for unknown names do not add up.
 func (c *Catalog) ResolveUncached(ctx context.Context, namespace, requested string) (*extensions.SandboxTemplate, error) {
-	name, from := parse(namespace, requested)
-	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+	ref := parse(namespace, requested)
+	object := extensions.TagObject(ref.name, ref.Tag)
+	if len(validation.IsDNS1123Subdomain(object)) > 0 {
 		return nil, NotFound(requested)
 	}
-	for _, source := range from {
-		t, _, err := c.Cache.CurrentTemplate(ctx, types.NamespacedName{Namespace: source, Name: name})
+	for _, source := range ref.from {
+		t, _, err := c.Cache.CurrentTemplate(ctx, types.NamespacedName{Namespace: source, Name: object})
 		if err != nil && !errors.Is(err, errs.ErrNotFound) {
 			return nil, err
 		}
-		if err == nil && Usable(t, namespace) {
+		if err == nil && Usable(t, namespace) && ref.Is(t) && named(t, ref.name) {
 			return t, nil
 		}
+	}
+	if _, err := c.Get(ctx, namespace, requested); err == nil && !ref.tagged {
+		return nil, apistatus.Refuse(errs.ErrNotFound, "template '%s' with tag '%s' not found", requested, ref.Tag)
 	}
 	return nil, NotFound(requested)
 }
 
-// parse returns the name within a reference to a template, and the namespaces to search; none if it is not valid.
-func parse(namespace, requested string) (name string, from []string) {
-	name, from = strings.TrimSuffix(requested, ":default"), sources(namespace)
-	if team, rest, qualified := strings.Cut(name, "/"); qualified {
-		if !slices.Contains(from, team) {
-			return "", nil
+// TagRef is a tag as a client writes it, or the ID of the build of one.
+type TagRef struct {
+	// Tag is in lower case.
+	Tag string
+	// tagged: the client wrote it.
+	tagged bool
+}
+
+// Reference returns the tag that a client writes; default if it writes none.
+func Reference(tag string, tagged bool) TagRef {
+	if !tagged {
+		tag = barchan.DefaultTag
+	}
+	return TagRef{strings.ToLower(tag), tagged}
+}
+
+// reference is a tag of a template as a client writes it.
+type reference struct {
+	TagRef
+	name string
+	// from are the namespaces to search; none if it is not valid.
+	from []string
+}
+
+func parse(namespace, requested string) reference {
+	ref := reference{from: sources(namespace)}
+	name, tag, tagged := strings.Cut(requested, ":")
+	ref.name, ref.TagRef = name, Reference(tag, tagged)
+	if team, rest, qualified := strings.Cut(ref.name, "/"); qualified {
+		if !slices.Contains(ref.from, team) {
+			return reference{}
 		}
-		name, from = rest, []string{team}
+		ref.name, ref.from = rest, []string{team}
 	}
-	if name == "" {
-		return "", nil
+	if ref.name == "" || ref.Tag == "" {
+		return reference{}
 	}
-	return name, from
+	return ref
+}
+
+// Is reports whether an object is the tag, or has the build, that is meant. It ignores the name.
+func (r *TagRef) Is(t *extensions.SandboxTemplate) bool {
+	_, tag := t.NameAndTag()
+	return tag == r.Tag || (r.tagged && t.Labels[barchan.LabelBuild] == r.Tag && uuid.Validate(r.Tag) == nil)
+}
+
+// named reports whether an object is a tag of the template of a name.
+func named(t *extensions.SandboxTemplate, name string) bool {
+	own, _ := t.NameAndTag()
+	return own == name
+}
+
+// NameIn returns the name of the template that has a name, an alias or an ID; empty if there is none.
+func NameIn(list []extensions.SandboxTemplate, name string) string {
+	for _, is := range []func(t *extensions.SandboxTemplate) bool{
+		func(t *extensions.SandboxTemplate) bool { return named(t, name) },
+		func(t *extensions.SandboxTemplate) bool {
+			return t.Spec.Barchan != nil && slices.Contains(t.Spec.Barchan.Aliases, name)
+		},
+		func(t *extensions.SandboxTemplate) bool { return pool.TemplateID(t) == name },
+	} {
+		for i := range list {
+			if is(&list[i]) {
+				own, _ := list[i].NameAndTag()
+				return own
+			}
+		}
+	}
+	return ""
 }
 
 // find returns nil if the namespace has no such template for the tenant.
-func (c *Catalog) find(ctx context.Context, from, name, tenant string) (*extensions.SandboxTemplate, error) {
-	if len(validation.IsDNS1123Subdomain(name)) == 0 {
-		t, err := c.Cache.Template(ctx, types.NamespacedName{Namespace: from, Name: name})
+func (c *Catalog) find(ctx context.Context, source string, ref reference, tenant string) (*extensions.SandboxTemplate, error) {
+	if object := extensions.TagObject(ref.name, ref.Tag); len(validation.IsDNS1123Subdomain(object)) == 0 {
+		t, err := c.Cache.Template(ctx, types.NamespacedName{Namespace: source, Name: object})
 		if err != nil && !errors.Is(err, errs.ErrNotFound) {
 			return nil, err
 		}
-		if err == nil && Usable(t, tenant) {
+		if err == nil && Usable(t, tenant) && ref.Is(t) && named(t, ref.name) {
 			return t, nil
 		}
 	}
-	list, err := c.Cache.Templates(ctx, from)
+	list, err := c.usable(ctx, source, tenant)
 	if err != nil {
 		return nil, err
 	}
-	list = slices.DeleteFunc(list, func(t extensions.SandboxTemplate) bool { return !Usable(&t, tenant) })
-	i := slices.IndexFunc(list, func(t extensions.SandboxTemplate) bool {
-		return t.Spec.Barchan != nil && slices.Contains(t.Spec.Barchan.Aliases, name)
-	})
-	if i < 0 {
-		i = slices.IndexFunc(list, func(t extensions.SandboxTemplate) bool { return pool.TemplateID(&t) == name })
-	}
-	if i < 0 {
-		return nil, nil
-	}
-	return &list[i], nil
-}
-
-func (c *Catalog) view(t *extensions.SandboxTemplate) Template {
-	v := Template{
-		ID: pool.TemplateID(t), Namespace: t.Namespace, Name: pool.TemplateName(t), Object: t.Name, UID: t.UID,
-		Build:     t.Labels[barchan.LabelBuild],
-		Aliases:   []string{pool.TemplateName(t)},
-		Size:      c.SizeOf(&t.Spec.PodTemplate.Spec),
-		CreatedAt: t.CreationTimestamp.UTC(),
-		UpdatedAt: t.CreationTimestamp.UTC(),
-	}
-	for _, f := range t.ManagedFields {
-		if f.Time != nil && f.Time.After(v.UpdatedAt) {
-			v.UpdatedAt = f.Time.UTC()
+	name := NameIn(list, ref.name)
+	for i := range list {
+		if name != "" && named(&list[i], name) && ref.Is(&list[i]) {
+			return &list[i], nil
 		}
 	}
-	if b := t.Spec.Barchan; b != nil {
+	return nil, nil
+}
+
+// Group returns the templates whose tags are in a list of objects of one namespace, in the order of their first.
+func (c *Catalog) Group(list []extensions.SandboxTemplate) (all []Template) {
+	of, at := map[string][]*extensions.SandboxTemplate{}, []string{}
+	for i := range list {
+		name, _ := list[i].NameAndTag()
+		if of[name] == nil {
+			at = append(at, name)
+		}
+		of[name] = append(of[name], &list[i])
+	}
+	for _, name := range at {
+		all = append(all, c.view(of[name]))
+	}
+	return all
+}
+
+// view shows the tags of one template.
+func (c *Catalog) view(tags []*extensions.SandboxTemplate) Template {
+	first := func(t *extensions.SandboxTemplate) string {
+		if _, tag := t.NameAndTag(); tag != barchan.DefaultTag {
+			return tag
+		}
+		return "" // before all others
+	}
+	slices.SortFunc(tags, func(a, b *extensions.SandboxTemplate) int { return cmp.Compare(first(a), first(b)) })
+	main := tags[0]
+	if first(main) != "" {
+		main = slices.MaxFunc(tags, func(a, b *extensions.SandboxTemplate) int { return assignedAt(a).Compare(assignedAt(b)) })
+	}
+	v := Template{
+		ID: pool.TemplateID(main), Namespace: main.Namespace, Name: pool.TemplateName(main), UID: main.UID,
+		Build:     main.Labels[barchan.LabelBuild],
+		Aliases:   []string{pool.TemplateName(main)},
+		Size:      c.SizeOf(&main.Spec.PodTemplate.Spec),
+		CreatedAt: main.CreationTimestamp.UTC(),
+	}
+	v.Object, _ = main.NameAndTag()
+	for _, t := range tags {
+		_, tag := t.NameAndTag()
+		v.Tags = append(v.Tags, Tag{Name: tag, Build: t.Labels[barchan.LabelBuild], UID: t.UID, AssignedAt: assignedAt(t)})
+		if t.CreationTimestamp.Time.Before(v.CreatedAt) {
+			v.CreatedAt = t.CreationTimestamp.UTC()
+		}
+		if at := changedAt(t); at.After(v.UpdatedAt) {
+			v.UpdatedAt = at
+		}
+	}
+	if b := main.Spec.Barchan; b != nil {
 		v.Public = b.Public
-		for _, alias := range append([]string{t.Name}, b.Aliases...) {
+		for _, alias := range append([]string{v.Object}, b.Aliases...) {
 			if alias != v.Name {
 				v.Aliases = append(v.Aliases, alias)
 			}
 		}
 	}
 	return v
+}
+
+// assignedAt is when a tag got its build.
+func assignedAt(t *extensions.SandboxTemplate) time.Time {
+	if at := barchan.ExactTime(t, barchan.AnnotationTaggedAt); !at.IsZero() {
+		return at.UTC()
+	}
+	return t.CreationTimestamp.UTC()
+}
+
+// changedAt is when an object was last written.
+func changedAt(t *extensions.SandboxTemplate) time.Time {
+	at := t.CreationTimestamp.UTC()
+	for _, f := range t.ManagedFields {
+		if f.Time != nil && f.Time.After(at) {
+			at = f.Time.UTC()
+		}
+	}
+	return at
 }
 
 // SizeOf adds up the limits of a Pod's containers.

@@ -62,10 +62,12 @@ for (let i = 0; i < 3; i++) assert.equal((await Template.getBuildStatus(slow)).s
 
 // Refusals.
 const plain = () => Template().fromImage('debian:12').runCmd('true')
-await assert.rejects(Template.build(plain(), 'mine:v1'), /400: tags: /)
 if (e2b.Template.assignTags) {
-  await assert.rejects(Template.build(plain(), 'mine', { tags: ['v1'] }), /400: tags: /)
-  await assert.rejects(Template.assignTags('mine', 'v1'), /501: template tags/)
+  await assert.rejects(Template.build(plain(), 'mine', { tags: ['-v1'] }), /400: tags\[0\]: /)
+  const made = await Template.assignTags('mine', ['v1', 'v2'])
+  await Template.removeTags('mine', 'v2')
+  assert.deepEqual((await Template.getTags('mine')).map((t) => [t.tag, t.buildId]), [['default', made.buildId], ['v1', made.buildId]])
+  await assert.rejects(Template.assignTags('mine:v3', 'v4'), /404: template 'mine' with tag 'v3' not found/)
 }
 await assert.rejects(Template.build(plain(), 'Not A Name'), /400: name: "Not A Name"/)
 await assert.rejects(Template.build(plain(), 'broken'), /409: name: .*not made by a build/)

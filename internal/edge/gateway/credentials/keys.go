@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -77,16 +78,20 @@ type Failures struct {
 // Count counts a failed attempt and returns the local reply to it. Valid keys are not counted, because
 // the address may be shared.
 func (f *Failures) Count(r *http.Request) *reply.Reply {
-	l := f.limiters.Get(clientPrefix(r), func() *rate.Limiter { return rate.NewLimiter(failureRate, failureBurst) })
-	if after := ratelimit.Wait(l); after > 0 {
+	if after := f.CountFrom(r.RemoteAddr); after > 0 {
 		return reply.TooMany("without a valid key from this address", after)
 	}
 	return reply.NoKey
 }
 
-// clientPrefix returns the client's address, or for IPv6 its network.
-func clientPrefix(r *http.Request) netip.Prefix {
-	host, _, _ := net.SplitHostPort(r.RemoteAddr)
+// CountFrom counts a failed attempt from an address, host and port. It returns 0, or how long to wait if there were too many.
+func (f *Failures) CountFrom(remote string) time.Duration {
+	return ratelimit.Wait(f.limiters.Get(ClientPrefix(remote), func() *rate.Limiter { return rate.NewLimiter(failureRate, failureBurst) }))
+}
+
+// ClientPrefix returns a client's address, given with a port, or for IPv6 its network.
+func ClientPrefix(remote string) netip.Prefix {
+	host, _, _ := net.SplitHostPort(remote)
 	addr, _ := netip.ParseAddr(host) // the zero value counts as a client, too
 	addr = addr.Unmap().WithZone("")
 	bits := addr.BitLen()

@@ -118,11 +118,16 @@ func (e *Endpoint) Pool() *fastpath.Pool { return e.fast }
 
 // Open implements fastpath.Upstream.
 func (e *Endpoint) Open(ctx context.Context, port uint16) (fastpath.UpstreamConn, error) {
-	c, err := e.open(ctx, e.At(port), false)
+	c, err := e.Dial(ctx, port)
 	if err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// Dial opens a connection to a port, which the end of the epoch closes.
+func (e *Endpoint) Dial(ctx context.Context, port uint16) (*Conn, error) {
+	return e.open(ctx, e.At(port), false)
 }
 
 func (e *Endpoint) idleTimeout(port uint16) time.Duration {

@@ -169,24 +169,17 @@ func (s *RPC) CloseStdin(ctx context.Context, req *connect.Request[processpb.Clo
 	return connect.NewResponse(&processpb.CloseStdinResponse{}), nil
 }
 
-// SendSignal sends SIGTERM or SIGKILL to a process and to what it started in its group.
+// SendSignal sends a signal to a process and to what it started in its group.
 func (s *RPC) SendSignal(_ context.Context, req *connect.Request[processpb.SendSignalRequest]) (*connect.Response[processpb.SendSignalResponse], error) {
 	p, err := s.Processes.find(req.Msg.GetProcess(), false)
 	if err != nil {
 		return nil, err
 	}
-	var sig syscall.Signal
-	switch req.Msg.GetSignal() {
-	case processpb.Signal_SIGNAL_SIGKILL:
-		sig = syscall.SIGKILL
-	case processpb.Signal_SIGNAL_SIGTERM:
-		sig = syscall.SIGTERM
-	case processpb.Signal_SIGNAL_UNSPECIFIED:
-		fallthrough
-	default:
-		return nil, connect.NewError(connect.CodeUnimplemented, fmt.Errorf("signal %s: only SIGTERM and SIGKILL can be sent", req.Msg.GetSignal()))
+	sig := req.Msg.GetSignal()
+	if _, known := processpb.Signal_name[int32(sig)]; !known || sig == processpb.Signal_SIGNAL_UNSPECIFIED {
+		return nil, connect.NewError(connect.CodeUnimplemented, fmt.Errorf("signal %s: only SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGUSR1, SIGUSR2 and SIGTERM can be sent", sig))
 	}
-	err = s.Processes.reaper.Signal(p.pid, sig)
+	err = s.Processes.reaper.Signal(p.pid, syscall.Signal(sig))
 	switch {
 	case errors.Is(err, spawn.ErrGone):
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("process with %s not found", selectorText(req.Msg.GetProcess())))

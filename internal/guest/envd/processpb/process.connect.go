@@ -68,7 +68,7 @@ type ProcessClient interface {
 	StreamInput(context.Context) *connect.ClientStreamForClient[StreamInputRequest, StreamInputResponse]
 	// CloseStdin ends the input of a process without a terminal.
 	CloseStdin(context.Context, *connect.Request[CloseStdinRequest]) (*connect.Response[CloseStdinResponse], error)
-	// SendSignal sends SIGTERM or SIGKILL.
+	// SendSignal sends a signal to a process and its group.
 	SendSignal(context.Context, *connect.Request[SendSignalRequest]) (*connect.Response[SendSignalResponse], error)
 }
 
@@ -202,7 +202,7 @@ type ProcessHandler interface {
 	StreamInput(context.Context, *connect.ClientStream[StreamInputRequest]) (*connect.Response[StreamInputResponse], error)
 	// CloseStdin ends the input of a process without a terminal.
 	CloseStdin(context.Context, *connect.Request[CloseStdinRequest]) (*connect.Response[CloseStdinResponse], error)
-	// SendSignal sends SIGTERM or SIGKILL.
+	// SendSignal sends a signal to a process and its group.
 	SendSignal(context.Context, *connect.Request[SendSignalRequest]) (*connect.Response[SendSignalResponse], error)
 }
 

@@ -24,12 +24,17 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Signal has the numbers of Linux.
+// Signal has the numbers of Linux. All but SIGKILL and SIGTERM are our addition to the protocol.
 type Signal int32
 
 const (
 	Signal_SIGNAL_UNSPECIFIED Signal = 0
+	Signal_SIGNAL_SIGHUP      Signal = 1
+	Signal_SIGNAL_SIGINT      Signal = 2
+	Signal_SIGNAL_SIGQUIT     Signal = 3
 	Signal_SIGNAL_SIGKILL     Signal = 9
+	Signal_SIGNAL_SIGUSR1     Signal = 10
+	Signal_SIGNAL_SIGUSR2     Signal = 12
 	Signal_SIGNAL_SIGTERM     Signal = 15
 )
 
@@ -37,12 +42,22 @@ const (
 var (
 	Signal_name = map[int32]string{
 		0:  "SIGNAL_UNSPECIFIED",
+		1:  "SIGNAL_SIGHUP",
+		2:  "SIGNAL_SIGINT",
+		3:  "SIGNAL_SIGQUIT",
 		9:  "SIGNAL_SIGKILL",
+		10: "SIGNAL_SIGUSR1",
+		12: "SIGNAL_SIGUSR2",
 		15: "SIGNAL_SIGTERM",
 	}
 	Signal_value = map[string]int32{
 		"SIGNAL_UNSPECIFIED": 0,
+		"SIGNAL_SIGHUP":      1,
+		"SIGNAL_SIGINT":      2,
+		"SIGNAL_SIGQUIT":     3,
 		"SIGNAL_SIGKILL":     9,
+		"SIGNAL_SIGUSR1":     10,
+		"SIGNAL_SIGUSR2":     12,
 		"SIGNAL_SIGTERM":     15,
 	}
 )
@@ -1812,10 +1827,16 @@ const file_process_process_proto_rawDesc = "" +
 	"\x11SendSignalRequest\x122\n" +
 	"\aprocess\x18\x01 \x01(\v2\x18.process.ProcessSelectorR\aprocess\x12'\n" +
 	"\x06signal\x18\x02 \x01(\x0e2\x0f.process.SignalR\x06signal\"\x14\n" +
-	"\x12SendSignalResponse*H\n" +
+	"\x12SendSignalResponse*\xaa\x01\n" +
 	"\x06Signal\x12\x16\n" +
-	"\x12SIGNAL_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x12SIGNAL_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rSIGNAL_SIGHUP\x10\x01\x12\x11\n" +
+	"\rSIGNAL_SIGINT\x10\x02\x12\x12\n" +
+	"\x0eSIGNAL_SIGQUIT\x10\x03\x12\x12\n" +
 	"\x0eSIGNAL_SIGKILL\x10\t\x12\x12\n" +
+	"\x0eSIGNAL_SIGUSR1\x10\n" +
+	"\x12\x12\n" +
+	"\x0eSIGNAL_SIGUSR2\x10\f\x12\x12\n" +
 	"\x0eSIGNAL_SIGTERM\x10\x0f2\x91\x04\n" +
 	"\aProcess\x128\n" +
 	"\x05Start\x12\x15.process.StartRequest\x1a\x16.process.StartResponse0\x01\x12>\n" +

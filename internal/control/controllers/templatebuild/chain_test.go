@@ -1,0 +1,140 @@
+package templatebuild
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/control/builds"
+)
+
+// TestKeysOfStages has a layer depend on what its stages have, and on how a command is run, and on nothing else of them.
+func TestKeysOfStages(t *testing.T) {
+	t.Parallel()
+	key := func(stages map[string]string, s barchan.BuildStep) string {
+		t.Helper()
+		all, _, err := layersOf(imageBase("base", ""), []barchan.BuildStep{s}, false, "", stages)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all[len(all)-1].key
+	}
+	one := map[string]string{"a": "k1", "b": "k1", "c": "k2"}
+	copyOf := func(f barchan.StageFiles) barchan.BuildStep {
+		return barchan.BuildStep{Type: barchan.StepCopy, Args: []string{"/x", "/y"}, From: &f}
+	}
+	mounted := func(m barchan.BuildMount) barchan.BuildStep {
+		return barchan.BuildStep{Type: barchan.StepRun, Args: []string{"x"}, Mounts: []barchan.BuildMount{m}}
+	}
+	base := key(one, copyOf(barchan.StageFiles{Stage: "a"}))
+	bind := key(one, mounted(barchan.BuildMount{Type: barchan.MountBind, Target: "/t", Stage: "a"}))
+	if key(one, copyOf(barchan.StageFiles{Stage: "b"})) != base || key(one, mounted(barchan.BuildMount{Type: barchan.MountBind, Target: "/t", Stage: "b"})) != bind {
+		t.Error("the name of a stage decides")
+	}
+	differ := []string{
+		base, bind, key(one, copyOf(barchan.StageFiles{Stage: "c"})), key(one, copyOf(barchan.StageFiles{Stage: "a", Paths: []string{"/z"}})),
+		key(one, copyOf(barchan.StageFiles{Stage: "a", Exclude: []string{"z"}})), key(one, copyOf(barchan.StageFiles{Stage: "a", Parents: true})),
+		key(one, mounted(barchan.BuildMount{Type: barchan.MountBind, Target: "/t", Stage: "c"})), key(one, mounted(barchan.BuildMount{Type: barchan.MountTmpfs, Target: "/t"})),
+		key(one, mounted(barchan.BuildMount{Type: barchan.MountSecret, ID: "s"})), key(one, barchan.BuildStep{Type: barchan.StepRun, Args: []string{"x"}}),
+		key(one, barchan.BuildStep{Type: barchan.StepRun, Args: []string{"x"}, Network: barchan.NetworkNone}),
+	}
+	if n := len(slices.Compact(slices.Sorted(slices.Values(differ)))); n != len(differ) {
+		t.Errorf("%d keys of %d differ", n, len(differ))
+	}
+}
+
+func TestVolumesOfMounts(t *testing.T) {
+	t.Parallel()
+	b := imageBase("x", "").blueprint
+	addVolumes(&b, []mount{
+		{dir: "/cache", BuildMount: barchan.BuildMount{Type: barchan.MountCache}},
+		{dir: secretsDir, BuildMount: barchan.BuildMount{Type: barchan.MountSecret}},
+		{dir: secretsDir, BuildMount: barchan.BuildMount{Type: barchan.MountSecret}},
+		{BuildMount: barchan.BuildMount{Type: barchan.MountSecret, Env: "A"}},
+		{dir: "/tmp/x", BuildMount: barchan.BuildMount{Type: barchan.MountTmpfs, SizeBytes: 4096}},
+	})
+	spec := b.PodTemplate.Spec
+	var got []string
+	for i, v := range spec.Volumes {
+		got = append(got, v.Name+" "+spec.Containers[0].VolumeMounts[i].MountPath+" "+string(v.EmptyDir.Medium))
+	}
+	memory := string(corev1.StorageMediumMemory)
+	if want := []string{"build-mount-0 /cache ", "build-mount-1 /run/secrets " + memory, "build-mount-4 /tmp/x " + memory}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if spec.Volumes[2].EmptyDir.SizeLimit.Value() != 4096 || b.PodTemplate.ObjectMeta.Annotations[agents.AnnotationTransientVolumes] != "build-mount-0,build-mount-1,build-mount-4" {
+		t.Errorf("%+v", b.PodTemplate)
+	}
+}
+
+func TestLockedCaches(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := &reconciler{caches: map[string]chan struct{}{}}
+		free, err := r.lockCache(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := r.lockCache(t.Context(), "b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		other()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := r.lockCache(ctx, "a"); !errors.Is(err, context.Canceled) {
+			t.Errorf("a wait that is canceled: %v", err)
+		}
+		held := false
+		go func() {
+			if free, err := r.lockCache(t.Context(), "a"); err == nil {
+				held = true
+				free()
+			}
+		}()
+		if synctest.Wait(); held {
+			t.Error("two steps have it")
+		}
+		free()
+		if synctest.Wait(); !held || len(r.caches) != 0 {
+			t.Errorf("the other step has it: %t; locked: %v", held, r.caches)
+		}
+	})
+}
+
+// TestLogHasNoSecret writes secrets in lines of all lengths, in pieces.
+func TestLogHasNoSecret(t *testing.T) {
+	t.Parallel()
+	store, err := builds.Open(builds.Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const secret, line = "s3cr3t-of-20-letters", "second-line"
+	l := &log{r: &reconciler{Config: Config{Store: store}}, build: types.UID("u"), level: builds.LevelInfo, mask: masksOf(map[string][]byte{"a": []byte(secret + "\n " + line + "\r\nab\n"), "b": nil})}
+	text := "it is " + secret + " and " + line + " and ab\n" + strings.Repeat("x", maxLine-7) + secret + strings.Repeat("y", maxLine) + secret + strings.Repeat("z", 3*maxLine) + secret
+	for i := 0; i < len(text); i += 11 {
+		if _, err := l.Write([]byte(text[i:min(i+11, len(text))])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.flush()
+	entries, err := store.Entries("u", 0, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := ""
+	for _, e := range entries {
+		all += e.Message
+	}
+	if strings.Contains(all, secret) || strings.Contains(all, line) || strings.Count(all, "***") != 5 || !strings.Contains(all, "and ab") || strings.Count(all, "z") != 3*maxLine {
+		t.Errorf("%d entries, %d masks:\n%.200s", len(entries), strings.Count(all, "***"), all)
+	}
+}

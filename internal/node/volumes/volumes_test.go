@@ -1,0 +1,162 @@
+package volumes_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/volumetree"
+	"github.com/barchan-dev/barchan/internal/node/volumes"
+)
+
+var ref = volumetree.Ref{Namespace: "team", Name: "data", UID: "uid-1"}
+
+func open(t *testing.T, dir string, users ...string) *volumes.Store {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("SKIPPED: files get owners")
+	}
+	s, err := volumes.Open(t.Context(), dir, func(types.NamespacedName) []string { return users })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// made returns a store with one volume, whose file takes a mebibyte.
+func made(t *testing.T, dir string, users ...string) *volumes.Store {
+	t.Helper()
+	s := open(t, dir, users...)
+	for range 2 { // also again
+		if err := s.Make(t.Context(), ref); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tree, err := s.Tree(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tree.Close() }()
+	if _, _, err := tree.Write("f", strings.NewReader(strings.Repeat("x", 1<<20)), false, volumetree.Attributes{}); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// What was left half-made or half-removed is removed, and what is whole stays.
+func TestOpenSweeps(t *testing.T) {
+	dir := t.TempDir()
+	made(t, dir)
+	for _, name := range []string{".making-x/data/deep", ".removed-y/data", "team/data/uploads"} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(dir, name), 0o700), os.WriteFile(filepath.Join(dir, name, "upload-1"), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := open(t, dir)
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 1 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if uploads, err := os.ReadDir(filepath.Join(dir, "team/data/uploads")); err != nil || len(uploads) != 0 {
+		t.Errorf("uploads: %v, %v", uploads, err)
+	}
+	if all, err := s.List(); err != nil || len(all) != 1 || all[0] != ref {
+		t.Errorf("volumes: %v, %v", all, err)
+	}
+}
+
+func TestRemove(t *testing.T) {
+	dir := t.TempDir()
+	if err := made(t, dir, "b", "a").Remove(t.Context(), ref); !errors.Is(err, errs.ErrConflict) || !strings.Contains(err.Error(), "a, b") {
+		t.Errorf("a mounted one: %v", err)
+	}
+	s := open(t, dir)
+	if _, err := s.Source(ref.Key()); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		if err := s.Remove(t.Context(), ref); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if _, err := s.Source(ref.Key()); !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("mount of one that is gone: %v", err)
+	}
+}
+
+// A sandbox that begins while the users are read does not get the volume.
+func TestRemoveStopsMounts(t *testing.T) {
+	dir := t.TempDir()
+	made(t, dir)
+	var s *volumes.Store
+	asked := false
+	s, err := volumes.Open(t.Context(), dir, func(key types.NamespacedName) []string {
+		asked = true
+		if _, err := s.Source(key); !errors.Is(err, errs.ErrUnavailable) {
+			t.Errorf("mount during the removal: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Remove(t.Context(), ref); err != nil || !asked {
+		t.Errorf("removed: %v, %v", asked, err)
+	}
+}
+
+// The directory of another volume of the name is neither used nor removed.
+func TestOtherVolume(t *testing.T) {
+	dir := t.TempDir()
+	s := made(t, dir)
+	other := ref
+	other.UID = "uid-2"
+	if err := s.Make(t.Context(), other); !errors.Is(err, errs.ErrConflict) {
+		t.Errorf("made: %v", err)
+	}
+	if _, err := s.Tree(other); !errors.Is(err, errs.ErrConflict) {
+		t.Errorf("opened: %v", err)
+	}
+	if err := s.Remove(t.Context(), other); err != nil {
+		t.Errorf("removed: %v", err)
+	}
+	if _, err := s.Tree(ref); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTake(t *testing.T) {
+	s := made(t, t.TempDir())
+	if err := s.Take(ref, 1, 0); !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("before it is measured: %v", err)
+	}
+	if u, err := s.Measure(t.Context(), ref, 2<<20); err != nil || u.Files != 1 || u.Bytes < 1<<20 {
+		t.Fatalf("measured %+v, %v", u, err)
+	}
+	if err := s.Take(ref, 1<<19, 1); err != nil {
+		t.Error(err)
+	}
+	if err := s.Take(ref, 1<<20, 0); !errors.Is(err, volumetree.ErrFull) {
+		t.Errorf("beyond the capacity: %v", err)
+	}
+	if err := s.Take(ref, -(1 << 19), -1); err != nil {
+		t.Error(err)
+	}
+	if err := s.Take(ref, 1<<19, 0); err != nil {
+		t.Errorf("after some was returned: %v", err)
+	}
+	if _, err := s.Measure(t.Context(), ref, 1<<19); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Source(ref.Key()); !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("mount of one over its capacity: %v", err)
+	}
+}

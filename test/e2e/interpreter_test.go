@@ -1,0 +1,108 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/base64"
+	"image/png"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/guest/interpreter"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// skipLate skips a test in a run of CI that has taken so long that it would not end in time: the test takes a minute, and four
+// more where its image must be built first.
+func skipLate(t *testing.T, image string) {
+	t.Helper()
+	started, err := strconv.ParseInt(os.Getenv("CI_STARTED"), 10, 64)
+	if err != nil {
+		return // not in CI
+	}
+	limit := 25 * time.Minute
+	cache := os.Getenv("BARCHAN_CACHE")
+	if cache == "" {
+		cache = "/var/cache/barchan"
+	}
+	if found, _ := filepath.Glob(filepath.Join(cache, "images", image+"-*.tar")); len(found) == 0 {
+		limit = 15 * time.Minute
+	}
+	if took := time.Since(time.Unix(started, 0)); took > limit {
+		t.Skipf("SKIPPED: CI has taken %s already; make test-all PKG=./test/e2e RUN='^%s$' runs it", took.Round(time.Second), t.Name())
+	}
+}
+
+// TestInterpreter makes the code interpreter, and drives it by E2B's own package.
+func TestInterpreter(t *testing.T) {
+	t.Parallel()
+	skipInFast(t)
+	skipLate(t, interpreter.Image)
+	installSDK(t)
+	s := newServer(t)
+	s.set("BARCHAN_POOL_SIZE", "1")
+	s.set("BARCHAN_STORE_AFTER", "10ms")
+	s.start()
+	s.must("pool", "rm", "base") // its image is not built here
+	began := time.Now()
+	s.must("image", "build", interpreter.Image) // it has the time that a build takes
+	t.Logf("the image is there after %s", time.Since(began).Round(time.Second))
+	ref := strings.TrimSpace(s.data("image", "build", interpreter.Image))
+	if !strings.HasPrefix(ref, interpreter.Repository+":") || strings.HasSuffix(ref, ":latest") {
+		t.Errorf("the image is %q", ref)
+	}
+	c, template := s.client(), &extensions.SandboxTemplate{}
+	key := client.ObjectKey{Namespace: "barchan-system", Name: interpreter.Template}
+	pool := &extensions.SandboxWarmPool{}
+	eventually.True(t, "the pool is full", func() bool {
+		if err := c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: interpreter.Template}, pool); err != nil {
+			t.Fatal(err)
+		}
+		return pool.Status.ReadyReplicas == 1
+	})
+	t.Logf("the pool is full after %s", time.Since(began).Round(time.Second))
+
+	t.Run("again", func(t *testing.T) {
+		s := s.in(t)
+		if err := c.Get(t.Context(), key, template); err != nil {
+			t.Fatal(err)
+		}
+		before := template.ResourceVersion
+		if again := strings.TrimSpace(s.data("image", "build", interpreter.Image)); again != ref {
+			t.Errorf("the image is %s after %s", again, ref)
+		}
+		if err := c.Get(t.Context(), key, template); err != nil || template.ResourceVersion != before || template.Spec.PodTemplate.Spec.Containers[0].Image != ref {
+			t.Errorf("the template changed: %+v, %v", template, err)
+		}
+	})
+	t.Run("of another version", func(t *testing.T) {
+		s := s.in(t)
+		template.Spec.PodTemplate.Spec.Containers[0].Image = interpreter.Repository + ":older"
+		if err := c.Update(t.Context(), template); err != nil {
+			t.Fatal(err)
+		}
+		s.must("image", "build", interpreter.Image)
+		if err := c.Get(t.Context(), key, template); err != nil || template.Spec.PodTemplate.Spec.Containers[0].Image != ref {
+			t.Errorf("the template runs %s, %v", template.Spec.PodTemplate.Spec.Containers[0].Image, err)
+		}
+	})
+	t.Run("the unmodified SDK", func(t *testing.T) {
+		plot := filepath.Join(t.TempDir(), "plot.png")
+		runSDK(t, "interpreter.test.mjs", append(s.in(t).clientEnv(), "PLOT="+plot, "BARCHAN="+s.bin))
+		data, err := os.ReadFile(plot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		img, err := png.Decode(bytes.NewReader(data))
+		if err != nil || img.Bounds().Dx() < 300 {
+			t.Errorf("the plot is no picture: %v: %s", err, base64.StdEncoding.EncodeToString(data))
+		}
+	})
+	s.untilNothingWrong()
+}
