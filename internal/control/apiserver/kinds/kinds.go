@@ -2,7 +2,6 @@ package kinds
 
 import (
 	"strings"
-
 	"time"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
