@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,11 +76,33 @@ func testPullSecrets(t *testing.T, s *server, host, private string) {
 	if out, err := s.kubectl(privateManifest("odd", "other", private, "{name: No_Name}"), "apply", "-f", "-"); err == nil || !strings.Contains(out, "imagePullSecrets[0].name") {
 		t.Errorf("a Secret with an odd name: %v\n%s", err, out)
 	}
+	if b := s.privateStage("private-stage", private, "{name: reg}"); b.Status.Phase != barchan.BuildReady {
+		t.Errorf("build with a stage from a private image: %+v\n%s", b.Status, s.tail())
+	}
+	if b := s.privateStage("foreign-stage", private, ""); b.Status.FailedStep != "tools/base" || !strings.Contains(b.Status.Conditions[0].Message, "is private") {
+		t.Errorf("the same without credentials: %+v", b.Status)
+	}
 	if out := s.must("image", "ls"); !strings.Contains(out, "private") {
 		t.Errorf("image ls:\n%s", out)
 	}
 	s.mustKubectl("", "delete", "sandbox", "without", "with")
 	s.mustKubectl("", "delete", "sandbox", "foreign", "missing", "-n", "other")
+}
+
+// privateStage builds a template with a file of a private image.
+func (s *server) privateStage(name, image, secrets string) *barchan.TemplateBuild {
+	s.t.Helper()
+	s.apply(fmt.Sprintf(`
+apiVersion: barchan.dev/v1alpha1
+kind: TemplateBuild
+metadata: {name: %s}
+spec:
+  templateName: %[1]s
+  from: {image: %q}
+  stages: [{name: tools, from: {image: %q, imagePullSecrets: [%s]}, steps: [{type: Run, args: ["echo staged > /staged", root]}]}]
+  steps: [{type: Copy, args: [/staged, /staged], from: {stage: tools}}]
+`, name, baseImage, image, secrets))
+	return s.ended(name)
 }
 
 // awaitUnready waits until a sandbox lacks its image for a reason.

@@ -37,6 +37,9 @@ func TestImageInUseIsNotRemoved(t *testing.T) {
 		b.Spec.From, b.Status.Phase = &barchan.BuildSource{Image: "a"}, phase
 		return b
 	}
+	staged, prepares := build("s", barchan.BuildBuilding), object("prepares", "b")
+	staged.Spec.From.Image, staged.Spec.Stages = "b", []barchan.BuildStage{{From: barchan.BuildSource{TemplateName: "t"}}, {From: barchan.BuildSource{Image: "a"}}}
+	prepares.Spec.PodTemplate.Spec.InitContainers = []corev1.Container{{Image: "a"}}
 	made, waits := sandbox.Ref{UID: "made"}, object("waits", "a")
 	ready := metav1.Condition{Type: agents.ConditionReady, Status: metav1.ConditionTrue}
 	deleted := object("made", "a", ready)
@@ -52,16 +55,18 @@ func TestImageInUseIsNotRemoved(t *testing.T) {
 		builds      []barchan.TemplateBuild
 		plain, hard string // what the refusals name, without and with force; empty means none
 	}{
-		"nothing":           {objects: []agents.Sandbox{object("other", "b")}, templates: []extensions.SandboxTemplate{template("t", "a:2")}},
-		"a sandbox":         {made: []sandbox.Ref{made}, plain: string(sandbox.IDOf("made")), hard: string(sandbox.IDOf("made"))},
-		"one that waits":    {objects: []agents.Sandbox{waits}, plain: string(sandbox.IDOf("waits")), hard: "sandboxes " + string(sandbox.IDOf("waits"))},
-		"of an older one":   {objects: []agents.Sandbox{object("runs", "a", ready), object("ended", "a", ended)}},
-		"one being deleted": {made: []sandbox.Ref{made}, objects: []agents.Sandbox{deleted, waited}},
-		"a checkpoint":      {checkpoints: []sandbox.CheckpointRef{{Namespace: "ns", Name: "c"}}, plain: "checkpoints ns/c", hard: "checkpoints ns/c"},
-		"a template":        {templates: []extensions.SandboxTemplate{template("t", "library/a")}, plain: "templates ns/t; delete them first, or use --force"},
-		"a build":           {builds: []barchan.TemplateBuild{build("b", ""), build("done", barchan.BuildReady)}, plain: "builds ns/b; delete", hard: "builds ns/b; delete"},
-		"all":               {made: []sandbox.Ref{made}, templates: []extensions.SandboxTemplate{template("t", full)}, plain: "; templates ns/t; delete them first", hard: string(sandbox.IDOf("made")) + "; delete"},
-		"more than it has":  {made: make([]sandbox.Ref, 13), plain: ", 3 more; delete", hard: "3 more"},
+		"nothing":            {objects: []agents.Sandbox{object("other", "b")}, templates: []extensions.SandboxTemplate{template("t", "a:2")}},
+		"a sandbox":          {made: []sandbox.Ref{made}, plain: string(sandbox.IDOf("made")), hard: string(sandbox.IDOf("made"))},
+		"one that waits":     {objects: []agents.Sandbox{waits}, plain: string(sandbox.IDOf("waits")), hard: "sandboxes " + string(sandbox.IDOf("waits"))},
+		"of an older one":    {objects: []agents.Sandbox{object("runs", "a", ready), object("ended", "a", ended)}},
+		"one being deleted":  {made: []sandbox.Ref{made}, objects: []agents.Sandbox{deleted, waited}},
+		"a checkpoint":       {checkpoints: []sandbox.CheckpointRef{{Namespace: "ns", Name: "c"}}, plain: "checkpoints ns/c", hard: "checkpoints ns/c"},
+		"a template":         {templates: []extensions.SandboxTemplate{template("t", "library/a")}, plain: "templates ns/t; delete them first, or use --force"},
+		"a build":            {builds: []barchan.TemplateBuild{build("b", ""), build("done", barchan.BuildReady)}, plain: "builds ns/b; delete", hard: "builds ns/b; delete"},
+		"a stage of a build": {builds: []barchan.TemplateBuild{staged}, plain: "builds ns/s; delete", hard: "builds ns/s; delete"},
+		"an init container":  {objects: []agents.Sandbox{prepares}, plain: string(sandbox.IDOf("prepares")), hard: string(sandbox.IDOf("prepares"))},
+		"all":                {made: []sandbox.Ref{made}, templates: []extensions.SandboxTemplate{template("t", full)}, plain: "; templates ns/t; delete them first", hard: string(sandbox.IDOf("made")) + "; delete"},
+		"more than it has":   {made: make([]sandbox.Ref, 13), plain: ", 3 more; delete", hard: "3 more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			have := objects{sandboxes: give.objects, templates: give.templates, builds: give.builds}
