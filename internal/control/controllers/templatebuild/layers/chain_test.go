@@ -1,4 +1,4 @@
-package templatebuild
+package layers
 
 import (
 	"context"
@@ -21,7 +21,7 @@ func TestKeysOfStages(t *testing.T) {
 	t.Parallel()
 	key := func(stages map[string]string, s barchan.BuildStep) string {
 		t.Helper()
-		all, _, err := layersOf(imageBase("base", ""), []barchan.BuildStep{s}, false, "", stages)
+		all, _, err := layersOf(ImageBase("base", ""), []barchan.BuildStep{s}, false, "", stages)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +53,7 @@ func TestKeysOfStages(t *testing.T) {
 
 func TestVolumesOfMounts(t *testing.T) {
 	t.Parallel()
-	b := imageBase("x", "").blueprint
+	b := ImageBase("x", "").blueprint
 	addVolumes(&b, []mount{
 		{dir: "/cache", BuildMount: barchan.BuildMount{Type: barchan.MountCache}},
 		{dir: secretsDir, BuildMount: barchan.BuildMount{Type: barchan.MountSecret}},
@@ -78,7 +78,7 @@ func TestVolumesOfMounts(t *testing.T) {
 func TestLockedCaches(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := &reconciler{caches: map[string]chan struct{}{}}
+		r := &Runner{caches: map[string]chan struct{}{}}
 		free, err := r.lockCache(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
@@ -118,7 +118,7 @@ func TestLogHasNoSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	const secret, line = "s3cr3t-of-20-letters", "second-line"
-	l := &log{r: &reconciler{Config: Config{Store: store}}, build: types.UID("u"), level: builds.LevelInfo, mask: masksOf(map[string][]byte{"a": []byte(secret + "\n " + line + "\r\nab\n"), "b": nil})}
+	l := &Log{r: &Runner{Config: Config{Store: store}}, build: types.UID("u"), level: builds.LevelInfo, mask: masksOf(map[string][]byte{"a": []byte(secret + "\n " + line + "\r\nab\n"), "b": nil})}
 	text := "it is " + secret + " and " + line + " and ab\n" + strings.Repeat("x", maxLine-7) + secret + strings.Repeat("y", maxLine) + secret + strings.Repeat("z", 3*maxLine) + secret
 	for i := 0; i < len(text); i += 11 {
 		if _, err := l.Write([]byte(text[i:min(i+11, len(text))])); err != nil {
