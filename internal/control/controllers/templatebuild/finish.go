@@ -14,7 +14,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/control/builds"
-	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/layers"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 )
 
 // writeTries bounds the writes of a template that others change.
@@ -67,10 +67,10 @@ func (w *work) template(ctx context.Context, tag string) (*extensions.SandboxTem
 		return nil, fmt.Errorf("read tag %s of template %s: %w", tag, name, err)
 	}
 	if t.Labels[barchan.LabelBuild] == "" {
-		return nil, layers.Refuse(barchan.BuildStepBase, "spec.templateName: template '%s' exists, and was not made by a build; choose another name, or delete it", t.Name)
+		return nil, buildlog.Refuse(barchan.BuildStepBase, "spec.templateName: template '%s' exists, and was not made by a build; choose another name, or delete it", t.Name)
 	}
 	if own, ownTag := t.NameAndTag(); own != name || ownTag != tag {
-		return nil, layers.Refuse(barchan.BuildStepBase, "spec.tags: '%s:%s' would have the same object as '%s:%s'; choose another tag", name, tag, own, ownTag)
+		return nil, buildlog.Refuse(barchan.BuildStepBase, "spec.tags: '%s:%s' would have the same object as '%s:%s'; choose another tag", name, tag, own, ownTag)
 	}
 	return t, nil
 }
@@ -114,7 +114,7 @@ func (w *work) writeTag(ctx context.Context, tag string, result pool.Result) (*e
 		case failure == nil:
 			return t, nil
 		case apierrors.IsInvalid(failure), apierrors.IsBadRequest(failure):
-			return nil, layers.Refuse(barchan.BuildStepFinalize, "template '%s': %s", t.Name, failure.Error())
+			return nil, buildlog.Refuse(barchan.BuildStepFinalize, "template '%s': %s", t.Name, failure.Error())
 		case !apierrors.IsConflict(failure) && !apierrors.IsAlreadyExists(failure):
 			return nil, fmt.Errorf("write template %s: %w", t.Name, failure)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/layers"
 )
 
@@ -53,7 +54,7 @@ func (r *reconciler) run(ctx context.Context, b *barchan.TemplateBuild) error {
 			r.Log.WarnContext(last, "sandbox of a template build not removed", telemetry.Namespace, b.Namespace, telemetry.Name, b.Name, telemetry.Error, err)
 		}
 	}()
-	failed, is := errors.AsType[*layers.Failure](err)
+	failed, is := errors.AsType[*buildlog.Failure](err)
 	switch {
 	case err == nil:
 		r.Log.InfoContext(ctx, "template built", telemetry.Namespace, b.Namespace, telemetry.Name, b.Name, telemetry.Template, b.Spec.TemplateName, telemetry.Duration, time.Since(began))
@@ -63,12 +64,12 @@ func (r *reconciler) run(ctx context.Context, b *barchan.TemplateBuild) error {
 	case ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded): // shutdown: the next process goes on
 		return err
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		failed = &layers.Failure{Step: w.Log.Step, Message: fmt.Sprintf("the build took longer than %s", buildTimeout)}
+		failed = &buildlog.Failure{Step: w.Log.Step, Message: fmt.Sprintf("the build took longer than %s", buildTimeout)}
 	case !is && r.attempt(b.UID, err):
 		w.Log.Say(builds.LevelWarn, "%s; it is tried again", errs.Text(err))
 		return errors.Join(err, w.wait(ctx, errs.Text(err)))
 	case !is:
-		failed = &layers.Failure{Step: w.Log.Step, Message: errs.Text(err)}
+		failed = &buildlog.Failure{Step: w.Log.Step, Message: errs.Text(err)}
 	}
 	return w.fail(context.WithoutCancel(ctx), failed)
 }
@@ -110,7 +111,7 @@ func (w *work) findBase(ctx context.Context, from *barchan.BuildSource) (*layers
 			var err error
 			digest, err = w.r.ImageDigest(ctx, from.Image)
 			if errors.Is(err, errs.ErrNotFound) || errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrForbidden) {
-				return nil, layers.Refuse(barchan.BuildStepBase, "spec.from.image: %s", errs.Text(err))
+				return nil, buildlog.Refuse(barchan.BuildStepBase, "spec.from.image: %s", errs.Text(err))
 			} else if err != nil {
 				return nil, fmt.Errorf("find image %s: %w", from.Image, err)
 			}
@@ -129,7 +130,7 @@ func (w *work) findBase(ctx context.Context, from *barchan.BuildSource) (*layers
 		w.Starts("template " + from.TemplateName)
 		return layers.TemplateBase(t, revision, w.Build.Namespace)
 	}
-	return nil, layers.Refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' not found", from.TemplateName)
+	return nil, buildlog.Refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' not found", from.TemplateName)
 }
 
 // wait records why a build is tried again.
@@ -139,7 +140,7 @@ func (w *work) wait(ctx context.Context, why string) error {
 	return w.write(ctx, status)
 }
 
-func (w *work) fail(ctx context.Context, f *layers.Failure) error {
+func (w *work) fail(ctx context.Context, f *buildlog.Failure) error {
 	w.Log.Step = f.Step
 	w.Log.Say(builds.LevelError, "%s", f.Message)
 	status := w.Build.Status.DeepCopy()

@@ -2,7 +2,6 @@ package layers
 
 import (
 	"archive/tar"
-	"bytes"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -10,12 +9,12 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"strings"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -32,14 +31,14 @@ func (w *Work) onlyFile(archive string) (string, error) {
 	defer func() { _ = files.Close() }()
 	zip, err := gzip.NewReader(files)
 	if err != nil {
-		return "", Refuse(w.Log.Step, "the files of the step are no gzipped tar: %v", err)
+		return "", buildlog.Refuse(w.Log.Step, "the files of the step are no gzipped tar: %v", err)
 	}
 	h, err := tar.NewReader(zip).Next()
 	switch {
 	case errors.Is(err, io.EOF): // no files
 		return "", nil
 	case err != nil:
-		return "", Refuse(w.Log.Step, "the files of the step are no gzipped tar: %v", err)
+		return "", buildlog.Refuse(w.Log.Step, "the files of the step are no gzipped tar: %v", err)
 	case h.Typeflag != tar.TypeReg:
 		return "", nil
 	}
@@ -65,10 +64,10 @@ func (w *Work) pack(ctx context.Context, s *started, archive, what string, paths
 		_ = read.CloseWithError(err)
 		kept <- err
 	}()
-	trouble := &lastLines{log: w.output(builds.LevelWarn)}
+	trouble := &buildlog.LastLines{Log: w.Log.Output(builds.LevelWarn)}
 	exit, err := agent.Exec(ctx, []string{envd.Program, "-" + envd.FlagPack, string(request)}, envd.ExecOptions{Stdout: write, Stderr: trouble, Dir: "/"})
 	if err == nil && exit != 0 {
-		err = Refuse(w.Log.Step, "failed to %s: %s", what, trouble.end())
+		err = buildlog.Refuse(w.Log.Step, "failed to %s: %s", what, trouble.End())
 	} else if err != nil {
 		err = w.agentError(ctx, s, what, err)
 	}
@@ -76,7 +75,7 @@ func (w *Work) pack(ctx context.Context, s *started, archive, what string, paths
 	stored := <-kept
 	switch {
 	case errors.Is(stored, errs.ErrTooLarge):
-		return Refuse(w.Log.Step, "failed to %s: %s", what, errs.Text(stored))
+		return buildlog.Refuse(w.Log.Step, "failed to %s: %s", what, errs.Text(stored))
 	case err != nil:
 		return err
 	case stored != nil:
@@ -84,28 +83,4 @@ func (w *Work) pack(ctx context.Context, s *started, archive, what string, paths
 	}
 	failpoint.Reach("templatebuild/packed")
 	return nil
-}
-
-// lastLines is what a program says of its failure. Each line is held until the next one is there: the last is the error.
-type lastLines struct {
-	log  *Log
-	text []byte
-}
-
-// Write implements io.Writer.
-func (l *lastLines) Write(b []byte) (int, error) {
-	l.text = append(l.text, b...)
-	for len(l.text) > maxLine || bytes.Count(l.text, []byte{'\n'}) > 1 {
-		line, rest, _ := bytes.Cut(l.text, []byte{'\n'})
-		if len(line) > maxLine {
-			line, rest = l.text[:maxLine], l.text[maxLine:]
-		}
-		l.log.Say(l.log.level, "%s", line)
-		l.text = append([]byte(nil), rest...)
-	}
-	return len(b), nil
-}
-
-func (l *lastLines) end() string {
-	return strings.TrimPrefix(strings.TrimSpace(string(l.text)), "barchan-agent: ")
 }

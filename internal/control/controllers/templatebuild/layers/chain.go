@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 )
 
 // chain is a list of layers with what they lie on: that of the template, or of a stage.
@@ -70,8 +71,8 @@ func (w *Work) newChain(ctx context.Context, stage string, from *barchan.BuildSo
 
 // ofStage names the stage in a refusal of what it starts from, or of all its steps.
 func ofStage(c *chain, err error) error {
-	if f, is := errors.AsType[*Failure](err); is && c.stage != "" && f.Step == barchan.BuildStepBase {
-		return Refuse(c.step(barchan.BuildStepBase), "stage '%s': %s", c.stage, strings.TrimPrefix(f.Message, "spec."))
+	if f, is := errors.AsType[*buildlog.Failure](err); is && c.stage != "" && f.Step == barchan.BuildStepBase {
+		return buildlog.Refuse(c.step(barchan.BuildStepBase), "stage '%s': %s", c.stage, strings.TrimPrefix(f.Message, "spec."))
 	}
 	return err
 }
@@ -140,7 +141,7 @@ func archiveOf(c *chain, from *barchan.StageFiles, paths []string) string {
 func (w *Work) stageFiles(ctx context.Context, from *barchan.StageFiles, paths []string) (string, error) {
 	c := w.stages[from.Stage]
 	if c == nil { // validated when the build was written
-		return "", Refuse(w.Log.Step, "there is no stage '%s' before this step", from.Stage)
+		return "", buildlog.Refuse(w.Log.Step, "there is no stage '%s' before this step", from.Stage)
 	}
 	name := archiveOf(c, from, paths)
 	if w.r.Store.HasFiles(w.Build.Namespace, name) {

@@ -14,7 +14,7 @@
 //
 // # Errors
 //
-// A *Failure ends the build; any other error may pass, and the build is tried again.
+// A *buildlog.Failure ends the build; any other error may pass, and the build is tried again.
 //
 // # Lock
 //

@@ -15,6 +15,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -110,7 +111,7 @@ func layersOf(b *Base, steps []barchan.BuildStep, force bool, salt string, stage
 		all = append(all, open)
 	}
 	if len(all) > maxLayers {
-		return nil, now, Refuse(barchan.BuildStepBase, "spec.steps: %d of them change files, the maximum is %d; join some of the commands", len(all), maxLayers)
+		return nil, now, buildlog.Refuse(barchan.BuildStepBase, "spec.steps: %d of them change files, the maximum is %d; join some of the commands", len(all), maxLayers)
 	}
 	return all, now, nil
 }
@@ -192,16 +193,16 @@ func ImageBase(image, digest string) *Base {
 func TemplateBase(t *extensions.SandboxTemplate, revision, namespace string) (*Base, error) {
 	b := &Base{blueprint: *t.Spec.SandboxBlueprint.DeepCopy(), key: hashOf(form, "template", t.Namespace, t.Name, revision), prepared: true}
 	if n := len(b.blueprint.PodTemplate.Spec.Containers); n != 1 {
-		return nil, Refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' has %d containers; a build starts from one of a single container", t.Name, n)
+		return nil, buildlog.Refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' has %d containers; a build starts from one of a single container", t.Name, n)
 	}
 	if len(b.blueprint.VolumeClaimTemplates) > 0 {
-		return nil, Refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' has volumes, which a build does not keep", t.Name)
+		return nil, buildlog.Refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' has volumes, which a build does not keep", t.Name)
 	}
 	if s := t.Spec.Barchan; s != nil && s.Sandbox != nil {
 		b.policies = s.Sandbox.DeepCopy()
 		if from := b.policies.Restore; from != nil {
 			if t.Namespace != namespace {
-				return nil, Refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' starts from a checkpoint of another namespace", t.Name)
+				return nil, buildlog.Refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' starts from a checkpoint of another namespace", t.Name)
 			}
 			b.checkpoint = from.CheckpointName
 		}

@@ -17,6 +17,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 )
 
 const (
@@ -262,7 +263,7 @@ func (w *Work) fill(ctx context.Context, s *started, m *mount, env map[string]st
 	case barchan.MountCache:
 		if w.r.Store.HasFiles(w.Build.Namespace, m.archive) {
 			err := w.unpack(ctx, s, fmt.Sprintf("fill cache '%s'", m.ID), m.archive, ".", m.dir+"/", "", "")
-			if f, is := errors.AsType[*Failure](err); is && ctx.Err() == nil { // such as an image without tar
+			if f, is := errors.AsType[*buildlog.Failure](err); is && ctx.Err() == nil { // such as an image without tar
 				w.Log.Say(builds.LevelWarn, "%s; it is empty", f.Message)
 			} else if err != nil {
 				return "", err
@@ -297,7 +298,7 @@ func (w *Work) fillSecret(ctx context.Context, s *started, m *mount, env map[str
 	secret, has := w.r.Store.Secrets(w.Build.UID)[m.ID]
 	switch {
 	case !has && m.Required:
-		return "", Refuse(w.Log.Step, "the build has no secret '%s'; it is in memory alone until the build or the server ends: start the build again with it", m.ID)
+		return "", buildlog.Refuse(w.Log.Step, "the build has no secret '%s'; it is in memory alone until the build or the server ends: start the build again with it", m.ID)
 	case !has:
 		return "", nil
 	case m.Env != "":

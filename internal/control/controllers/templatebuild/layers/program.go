@@ -11,6 +11,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
@@ -79,7 +80,7 @@ func (w *Work) startProgram(ctx context.Context, blueprint *agents.SandboxBluepr
 		return "", err
 	}
 	if c.Status.Content != barchan.ContentMemoryAndFiles {
-		return "", Refuse(barchan.BuildStepFinalize, "spec.startCommand: class %s keeps no memory, in which the program would run; choose class %s, or leave the command out", c.Status.Runtime, agents.RuntimeGVisor)
+		return "", buildlog.Refuse(barchan.BuildStepFinalize, "spec.startCommand: class %s keeps no memory, in which the program would run; choose class %s, or leave the command out", c.Status.Runtime, agents.RuntimeGVisor)
 	}
 	return name, nil
 }
@@ -103,17 +104,17 @@ func (w *Work) launch(ctx context.Context, s *started) (detach func(), err error
 		cut()
 		return nil, w.agentError(ctx, s, "start the start command", err)
 	}
-	out := w.output(builds.LevelInfo)
+	out := w.Log.Output(builds.LevelInfo)
 	done := make(chan struct{})
 	go func() { // ends with the stream, which detach cuts
 		defer close(done)
-		defer out.flush()
+		defer out.Flush()
 		for stream.Receive() {
 			switch ev := stream.Msg().GetEvent(); {
 			case ev.GetData() != nil:
 				_ = envd.WriteOutput(ev.GetData(), out, out) // does not fail
 			case ev.GetEnd() != nil:
-				out.flush()
+				out.Flush()
 				out.Say(builds.LevelWarn, "the start command has ended with code %d", envd.ExitCode(ev.GetEnd()))
 			}
 		}
@@ -140,7 +141,7 @@ func (w *Work) awaitReady(ctx context.Context, s *started) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := context.WithTimeoutCause(ctx, readyTimeout, Refuse(barchan.BuildStepFinalize, "spec.readyCommand: it did not succeed within %s", readyTimeout))
+	ctx, stop := context.WithTimeoutCause(ctx, readyTimeout, buildlog.Refuse(barchan.BuildStepFinalize, "spec.readyCommand: it did not succeed within %s", readyTimeout))
 	defer stop()
 	for pause := pollFirst; ; pause = min(2*pause, pollMost) {
 		exit, _, err := agent.Run(ctx, []string{"/bin/sh", "-c", runScript, "sh", ready}, envd.RunOptions{Env: w.settings.Env, Dir: w.settings.Workdir})

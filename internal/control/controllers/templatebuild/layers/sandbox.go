@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
@@ -52,7 +53,7 @@ func (w *Work) start(ctx context.Context, blueprint *agents.SandboxBlueprint, po
 			return false, fmt.Errorf("the sandbox of the build was deleted: %w", errs.ErrUnavailable)
 		case sandbox.PhaseOf(now) == sandbox.Dead:
 			_, why, _ := sandbox.Failure(now)
-			return false, Refuse(w.Log.Step, "the sandbox of the build does not start: %s", why)
+			return false, buildlog.Refuse(w.Log.Step, "the sandbox of the build does not start: %s", why)
 		}
 		return sandbox.PhaseOf(now) == sandbox.Running && len(now.Status.PodIPs) > 0, nil
 	})
@@ -157,7 +158,7 @@ func (w *Work) dropFailed(ctx context.Context, c *barchan.Checkpoint, name strin
 // createError gives an error of a create its kind.
 func createError(what string, err error) error {
 	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
-		return Refuse(barchan.BuildStepBase, "%s", err.Error())
+		return buildlog.Refuse(barchan.BuildStepBase, "%s", err.Error())
 	}
 	return fmt.Errorf("create %s: %w", what, err)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -122,7 +123,7 @@ func (w *Work) runLayer(ctx context.Context, l *layer) error {
 
 // runStep runs one step, and applies what it sets.
 func (w *Work) runStep(ctx context.Context, s *started, step *barchan.BuildStep, in *inputs) error {
-	ctx, stop := context.WithTimeoutCause(ctx, stepTimeout, Refuse(w.Log.Step, "the step took longer than %s", stepTimeout))
+	ctx, stop := context.WithTimeoutCause(ctx, stepTimeout, buildlog.Refuse(w.Log.Step, "the step took longer than %s", stepTimeout))
 	defer stop()
 	var err error
 	switch step.Type {
@@ -161,9 +162,9 @@ func (w *Work) program(ctx context.Context, s *started, user, what, dir string, 
 	if err != nil {
 		return err
 	}
-	out, trouble := w.output(builds.LevelInfo), w.output(builds.LevelWarn)
-	defer out.flush()
-	defer trouble.flush()
+	out, trouble := w.Log.Output(builds.LevelInfo), w.Log.Output(builds.LevelWarn)
+	defer out.Flush()
+	defer trouble.Flush()
 	env := map[string]string{}
 	maps.Copy(env, w.settings.Env)
 	maps.Copy(env, more)
@@ -172,7 +173,7 @@ func (w *Work) program(ctx context.Context, s *started, user, what, dir string, 
 		return w.agentError(ctx, s, what, err)
 	}
 	if exit != 0 {
-		return Refuse(w.Log.Step, "failed to %s: command failed: exit status %d", what, exit)
+		return buildlog.Refuse(w.Log.Step, "failed to %s: command failed: exit status %d", what, exit)
 	}
 	return nil
 }
@@ -182,7 +183,7 @@ const endTime = 5 * time.Second
 
 // agentError tells an agent's refusal, and the end of its sandbox, which another attempt would meet too, from a fault on the way to it.
 func (w *Work) agentError(ctx context.Context, s *started, what string, err error) error {
-	if f, is := errors.AsType[*Failure](context.Cause(ctx)); is {
+	if f, is := errors.AsType[*buildlog.Failure](context.Cause(ctx)); is {
 		return f
 	}
 	if ctx.Err() != nil {
@@ -191,11 +192,11 @@ func (w *Work) agentError(ctx context.Context, s *started, what string, err erro
 	if c, is := errors.AsType[*connect.Error](err); is {
 		switch c.Code() { //nolint:exhaustive // all others may pass
 		case connect.CodeUnauthenticated, connect.CodeInvalidArgument, connect.CodeNotFound, connect.CodePermissionDenied:
-			return Refuse(w.Log.Step, "failed to %s: command failed: %s", what, c.Error())
+			return buildlog.Refuse(w.Log.Step, "failed to %s: command failed: %s", what, c.Error())
 		}
 	}
 	if why := w.endOf(ctx, s); why != "" { // such as one without memory
-		return Refuse(w.Log.Step, "failed to %s: its sandbox has ended: %s", what, why)
+		return buildlog.Refuse(w.Log.Step, "failed to %s: its sandbox has ended: %s", what, why)
 	}
 	return fmt.Errorf("%s: %w: %w", what, err, errs.ErrUnavailable)
 }
@@ -212,11 +213,6 @@ func (w *Work) endOf(ctx context.Context, s *started) (why string) {
 		return why != "" || now == nil, nil
 	})
 	return why
-}
-
-// output returns a writer of the log for the current step.
-func (w *Work) output(level string) *Log {
-	return &Log{r: w.r, build: w.Build.UID, Step: w.Log.Step, level: level, mask: w.mask}
 }
 
 // copy copies the files of an archive. Without an owner uploaded ones are the current user's, and those of a stage stay as they are.
@@ -243,7 +239,7 @@ func (w *Work) copy(ctx context.Context, s *started, step *barchan.BuildStep, ar
 func (w *Work) unpack(ctx context.Context, s *started, what, archive, source, dest, owner, mode string) error {
 	files, err := w.r.Store.Files(w.Build.Namespace, archive)
 	if errors.Is(err, errs.ErrNotFound) {
-		return Refuse(w.Log.Step, "the files of the step are not there any more; build again, or upload them again")
+		return buildlog.Refuse(w.Log.Step, "the files of the step are not there any more; build again, or upload them again")
 	} else if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -71,7 +72,7 @@ type Callbacks struct {
 type Work struct {
 	// Build is the build as it was last written. CachedSteps of its status is counted before it is written.
 	Build *barchan.TemplateBuild
-	Log   *Log
+	Log   *buildlog.Log
 
 	r    *Runner
 	call Callbacks
@@ -79,15 +80,12 @@ type Work struct {
 	*chain
 	target *chain
 	stages map[string]*chain
-	// mask are secrets, which no line of the log has.
-	mask masks
 }
 
 // Begin returns an attempt at a build, of which nothing has been done.
 func (r *Runner) Begin(b *barchan.TemplateBuild, call Callbacks) *Work {
 	return &Work{
-		r: r, Build: b, call: call, chain: &chain{}, mask: masksOf(r.Store.Secrets(b.UID)),
-		Log: &Log{r: r, build: b.UID, Step: barchan.BuildStepBase, level: builds.LevelInfo},
+		r: r, Build: b, call: call, chain: &chain{}, Log: buildlog.New(r.Store, r.Log, b.UID, barchan.BuildStepBase),
 	}
 }
 

@@ -1,4 +1,4 @@
-package layers
+package buildlog
 
 import (
 	"bytes"
