@@ -39,7 +39,7 @@ func TestInitializations(t *testing.T) {
 			if pause > 0 {
 				time.Sleep(pause - 1)
 				expect(false, false, false)
-				time.Sleep(1)
+				time.Sleep(time.Nanosecond)
 			}
 		}
 		for range 20 {
@@ -56,6 +56,8 @@ func TestInitializations(t *testing.T) {
 		x.forget("ns", "s") // it runs
 		expect(false, false, true)
 		fails(nil, 0)
+		x.mu.Lock()
+		defer x.mu.Unlock()
 		if len(x.all) != 0 {
 			t.Errorf("left: %v", x.all)
 		}

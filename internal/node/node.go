@@ -288,7 +288,7 @@ func (n *Node) open() error {
 	if err != nil {
 		return errors.Join(err, db.Close())
 	}
-	if n.Volumes, err = volumes.Open(context.Background(), filepath.Join(n.cfg.DataDir, "volumes"), n.mounting); err != nil {
+	if n.Volumes, err = volumes.Open(filepath.Join(n.cfg.DataDir, "volumes"), n.mounting); err != nil {
 		return errors.Join(err, db.Close())
 	}
 	n.inventory = n.newScanner()
@@ -400,6 +400,9 @@ func (n *Node) Run(ctx context.Context) error {
 		return err
 	}
 	if err := n.recovery.Adopt(ctx); err != nil {
+		return err
+	}
+	if err := n.Volumes.Sweep(ctx); err != nil {
 		return err
 	}
 	close(n.adopted)

@@ -243,10 +243,10 @@ func (s *server) untilServed(id, path string) (body string) {
 	return body
 }
 
-// condition is a condition of a sandbox's object: its status, reason and message.
-func (s *server) condition(namespace, name, kind string) string {
+// condition is a condition of an object in namespace default, a sandbox: its status, reason and message.
+func (s *server) condition(name, kind string) string {
 	s.t.Helper()
-	out, err := s.kubectl("", "get", "sandbox", "-n", namespace, name, "-o",
+	out, err := s.kubectl("", "get", "sandbox", name, "-o",
 		`jsonpath={range .status.conditions[?(@.type=="`+kind+`")]}{.status} {.reason}: {.message}{end}`)
 	if err != nil {
 		return out

@@ -323,7 +323,7 @@ func testUnknownImage(t *testing.T, s *server, host string) {
 	}
 	s.mustKubectl(strings.Replace(sandboxManifest, "barchan.local/base:latest", host+"/apps/typo:1", 1), "apply", "-f", "-")
 	s.mustKubectl("", "wait", "--for=condition=Finished", "sandbox/by-kubectl", patience)
-	if got := s.condition("default", "by-kubectl", "Ready"); !strings.Contains(got, "False ImageUnavailable") || !strings.Contains(got, host+"/apps/typo:1") {
+	if got := s.condition("by-kubectl", "Ready"); !strings.Contains(got, "False ImageUnavailable") || !strings.Contains(got, host+"/apps/typo:1") {
 		t.Errorf("condition Ready = %q", got)
 	}
 	if out := s.mustKubectl("", "describe", "sandbox", "by-kubectl"); !strings.Contains(out, "Failed") || !strings.Contains(out, "typo:1") {

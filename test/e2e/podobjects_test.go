@@ -58,7 +58,7 @@ func testPodObjects(t *testing.T, s *server) {
 	waits := func(reason, message string) {
 		t.Helper()
 		eventually.NoError(t, "it waits for "+message, func() error {
-			if got := s.condition("default", "objects", "Ready"); got != "False "+reason+": "+message {
+			if got := s.condition("objects", "Ready"); got != "False "+reason+": "+message {
 				return fmt.Errorf("Ready is %q", got)
 			}
 			return nil
@@ -175,7 +175,7 @@ func testInitContainers(t *testing.T, s *server) {
 	ready := func(start, text string) {
 		t.Helper()
 		eventually.NoError(t, start+text, func() error {
-			if got := s.condition("default", "prepared", "Ready"); !strings.HasPrefix(got, start) || !strings.Contains(got, text) {
+			if got := s.condition("prepared", "Ready"); !strings.HasPrefix(got, start) || !strings.Contains(got, text) {
 				return fmt.Errorf("Ready is %q", got)
 			}
 			return nil

@@ -109,7 +109,7 @@ spec:
 func (s *server) awaitUnready(namespace, name, why string) {
 	s.t.Helper()
 	eventually.True(s.t, name+" lacks its image", func() bool {
-		got := s.condition(namespace, name, "Ready")
+		got, _ := s.kubectl("", "get", "sandbox", name, "-n", namespace, "-o", `jsonpath={range .status.conditions[?(@.type=="Ready")]}{.reason}: {.message}{end}`)
 		if strings.Contains(got, "ImageUnavailable") && !strings.Contains(got, why) {
 			s.t.Fatalf("condition of %s: %s, want %q", name, got, why)
 		}

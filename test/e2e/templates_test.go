@@ -196,7 +196,7 @@ func testService(t *testing.T, s *server) {
 	s.mustKubectl(sandboxOf("service", serviceTemplate, ""), "apply", "-f", "-")
 	id := s.idOf("service")
 	eventually.NoError(t, "the probe fails before the program is ready", func() error {
-		if got := s.condition("default", "service", "Ready"); !strings.Contains(got, "DependenciesNotReady") || !strings.Contains(got, "httpGet") {
+		if got := s.condition("service", "Ready"); !strings.Contains(got, "DependenciesNotReady") || !strings.Contains(got, "httpGet") {
 			return fmt.Errorf("condition Ready is %q", got)
 		}
 		return nil
@@ -280,7 +280,7 @@ func testRestartPolicy(t *testing.T, s *server) {
 	never = strings.Replace(never, "          until test", "          touch /scratch/stop\n          until test", 1)
 	s.mustKubectl(never, "apply", "-f", "-")
 	s.mustKubectl("", "wait", "--for=condition=Finished", "sandbox/once", patience)
-	if got := s.condition("default", "once", "Finished"); !strings.HasPrefix(got, "True PodFailed") || !strings.Contains(got, "code 3") {
+	if got := s.condition("once", "Finished"); !strings.HasPrefix(got, "True PodFailed") || !strings.Contains(got, "code 3") {
 		t.Errorf("condition Finished is %q", got)
 	}
 	s.mustKubectl("", "delete", "sandbox", "once", patience)

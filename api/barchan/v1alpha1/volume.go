@@ -44,7 +44,7 @@ const DefaultVolumeCapacity = 10 << 30
 const minVolumeCapacity = 1 << 20
 
 // VolumeSpec describes a volume. Only its capacity can change.
-// +kubebuilder:validation:XValidation:rule="(has(self.displayName) ? self.displayName : ”) == (has(oldSelf.displayName) ? oldSelf.displayName : ”)",message="is immutable",fieldPath=".displayName"
+// +kubebuilder:validation:XValidation:rule="has(self.displayName) == has(oldSelf.displayName) && (!has(self.displayName) || self.displayName == oldSelf.displayName)",message="is immutable",fieldPath=".displayName"
 // +kubebuilder:validation:XValidation:rule="(has(self.storageClassName) ? self.storageClassName : 'local') == (has(oldSelf.storageClassName) ? oldSelf.storageClassName : 'local')",message="is immutable",fieldPath=".storageClassName"
 type VolumeSpec struct {
 	// DisplayName is the name in the E2B API, where that is not the object's own: letters, digits, dashes and underscores.

@@ -19,7 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
-	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/layers"
 	"github.com/barchan-dev/barchan/internal/node"
 )
 
@@ -84,7 +84,7 @@ func exportOf(ctx context.Context, p Parts, t *extensions.SandboxTemplate) (x no
 	}
 	start := ""
 	if build != nil {
-		x.WithoutMemory, x.History, start = true, templatebuild.History(&build.Spec), build.Spec.StartCommand
+		x.WithoutMemory, x.History, start = true, layers.History(&build.Spec), build.Spec.StartCommand
 	}
 	x.Change = settingsOf(&spec.Containers[0], user, start)
 	return x, nil
@@ -116,7 +116,7 @@ func settingsOf(c *corev1.Container, user, start string) func(*ocispec.Image) {
 		}
 		i.Config.WorkingDir, i.Config.User = cmp.Or(c.WorkingDir, i.Config.WorkingDir), cmp.Or(user, i.Config.User)
 		if start != "" {
-			i.Config.Entrypoint, i.Config.Cmd = nil, templatebuild.StartArguments(start)
+			i.Config.Entrypoint, i.Config.Cmd = nil, layers.StartArguments(start)
 		}
 	}
 }

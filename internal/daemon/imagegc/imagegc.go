@@ -270,7 +270,7 @@ func (c *Collector) remove(ctx context.Context, s *stock, may func(*images.Info)
 		left = slices.DeleteFunc(left, func(y images.Info) bool { return y.Ref == x.Ref })
 		s.drop(i)
 		removed = append(removed, *x)
-		c.cfg.Log.InfoContext(ctx, "unused image removed", telemetry.Image, x.Ref, "digest", x.Digest, "lastUsed", x.LastUsed)
+		c.cfg.Log.InfoContext(ctx, "unused image removed", telemetry.Image, x.Ref, "digest", x.Digest, "last_used", x.LastUsed)
 	}
 	return removed, nil
 }

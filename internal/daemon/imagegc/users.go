@@ -50,6 +50,12 @@ func (o *objects) names(p *corev1.PodSpec, full string) bool {
 	return slices.ContainsFunc(slices.Concat(p.InitContainers, p.Containers), func(c corev1.Container) bool { return o.is(c.Image, full) })
 }
 
+// waits reports whether a sandbox needs an image to start; those that have started have all they need.
+func (o *objects) waits(s *agents.Sandbox, full string) bool {
+	phase := sandbox.PhaseOf(s)
+	return (phase == sandbox.Pending || phase == sandbox.Starting) && o.names(&s.Spec.PodTemplate.Spec, full)
+}
+
 // builtFrom reports whether a build or one of its stages starts from an image.
 func (o *objects) builtFrom(b *barchan.TemplateBuildSpec, full string) bool {
 	return b.From != nil && o.is(b.From.Image, full) || slices.ContainsFunc(b.Stages, func(s barchan.BuildStage) bool { return o.is(s.From.Image, full) })
@@ -68,14 +74,9 @@ func (o *objects) users(full string, made []sandbox.Ref, checkpoints []sandbox.C
 		}
 	}
 	for i := range o.sandboxes {
-		if deleting[o.sandboxes[i].UID] {
-			continue
-		}
-		switch s := &o.sandboxes[i]; sandbox.PhaseOf(s) { //nolint:exhaustive // the others have all they need
-		case sandbox.Pending, sandbox.Starting:
-			if id := string(sandbox.IDOf(s.UID)); o.names(&s.Spec.PodTemplate.Spec, full) && !slices.Contains(u.sandboxes, id) {
-				u.sandboxes = append(u.sandboxes, id)
-			}
+		s := &o.sandboxes[i]
+		if id := string(sandbox.IDOf(s.UID)); !deleting[s.UID] && o.waits(s, full) && !slices.Contains(u.sandboxes, id) {
+			u.sandboxes = append(u.sandboxes, id)
 		}
 	}
 	for _, c := range checkpoints {
@@ -88,7 +89,7 @@ func (o *objects) users(full string, made []sandbox.Ref, checkpoints []sandbox.C
 	}
 	for i := range o.builds {
 		b := &o.builds[i]
-		if open := b.Status.Phase != barchan.BuildReady && b.Status.Phase != barchan.BuildFailed; open && o.builtFrom(&b.Spec, full) {
+		if b.Status.Phase != barchan.BuildReady && b.Status.Phase != barchan.BuildFailed && o.builtFrom(&b.Spec, full) {
 			u.builds = append(u.builds, b.Namespace+"/"+b.Name)
 		}
 	}

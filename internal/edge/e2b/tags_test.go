@@ -79,12 +79,11 @@ func TestTags(t *testing.T) {
 			}
 		}
 	}
-	for ref, build := range map[string]string{"mine": two, "mine:default": two, "mine:v1": one, "team-a/mine:v2_x": two, id + ":v1": one, "mine:" + one: one} {
+	for _, ref := range []string{"mine", "mine:default", "mine:v1", "team-a/mine:v2_x", id + ":v1", "mine:" + one} {
 		s := f.create(`{"templateID":"` + ref + `"}`)
 		if s.TemplateID != id || deref(s.Alias) != "mine" {
 			t.Errorf("%s: the sandbox is %+v, want one of %s", ref, s, id)
 		}
-		_ = build
 	}
 	for _, unknown := range []string{"mine:v9", "mine.v1", "team-b/mine:v1", "mine:"} {
 		f.want(404, nil, "POST", "/sandboxes", `{"templateID":"`+unknown+`"}`)
@@ -92,7 +91,12 @@ func TestTags(t *testing.T) {
 	f.want(200, nil, "GET", "/templates/aliases/mine:v1", "")
 	f.want(404, nil, "GET", "/templates/aliases/mine:v9", "")
 	f.want(409, nil, "POST", "/v3/templates", `{"name":"mine.v1"}`) // its object is the tag's
+	b.removeTags(id, one, two)
+}
 
+// removeTags removes tags of the template that TestTags has built, and then the template.
+func (b *builder) removeTags(id, one, two string) {
+	f, t := b.fixture, b.t
 	p := fakecluster.Pool(team, "uses-it", "", "mine.v1")
 	if err := f.cluster.Create(t.Context(), p); err != nil {
 		t.Fatal(err)

@@ -21,7 +21,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -108,7 +107,7 @@ func (g *guarded) push(t *testing.T, repository string, layers ...[]byte) string
 	ref := g.host + "/" + repository + ":1"
 	parsed, err := name.ParseReference(ref)
 	must(t, err)
-	must(t, remote.Write(parsed, v1.Image(img), remote.WithAuth(&authn.Basic{Username: "ann", Password: accounts["ann"]})))
+	must(t, remote.Write(parsed, img, remote.WithAuth(&authn.Basic{Username: "ann", Password: accounts["ann"]})))
 	return ref
 }
 

@@ -68,8 +68,7 @@ func (w *Operation) systemFiles() map[string]string {
 
 // writeSystemFiles writes them into the root filesystem, before any process of the sandbox runs.
 func (w *Operation) writeSystemFiles() error {
-	p := &w.Row.Plan
-	return p.WriteSystemFiles(w.Path("rootfs"), w.Row.Address, w.host.Beside(w.Row.Address), p.ResolverText(w.host.sandboxResolvers()))
+	return plan.WriteSystemFiles(w.Path("rootfs"), w.systemFiles())
 }
 
 func (w *Operation) mounts() (mounts []oci.Mount, err error) {
@@ -82,9 +81,7 @@ func (w *Operation) mounts() (mounts []oci.Mount, err error) {
 			m.Source = w.subPathCopy(i)
 		case v.Projected != "":
 			m.Source = w.projectedVolume(v.Projected)
-		case v.Claim != "":
-			m.Source, err = volumeDir(w.VolumeSource(v), v.SubPath)
-		case v.Scratch != "":
+		case v.Claim != "", v.Scratch != "":
 			m.Source, err = volumeDir(w.VolumeSource(v), v.SubPath)
 		}
 		if err != nil {

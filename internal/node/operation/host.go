@@ -23,7 +23,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
-	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/programs"
@@ -85,7 +84,7 @@ func NewHost(cfg HostConfig) *Host {
 	return &Host{
 		cfg: cfg, restores: make(chan struct{}, checkpoint.MaxConcurrentRestores()),
 		Agents: &http.Client{Transport: &http.Transport{
-			DialContext:        agentDialer().DialContext,
+			DialContext:        (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
 			DisableCompression: true, MaxIdleConnsPerHost: 4, IdleConnTimeout: 5 * time.Minute,
 		}},
 	}
@@ -107,10 +106,6 @@ const (
 	firstProbeTimeout = 50 * time.Millisecond
 	maxProbeTimeout   = 2 * time.Second
 )
-
-func agentDialer() *net.Dialer {
-	return &net.Dialer{Timeout: 2 * time.Second, KeepAlive: 30 * time.Second}
-}
 
 // AgentOf returns a client of the agent at an address.
 func (h *Host) AgentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {
@@ -190,10 +185,6 @@ func (h *Host) MemoryOf(r *journal.Row) (int64, error) {
 		return 0, errs.Retryable(err)
 	}
 	return int64(used.Memory), nil //nolint:gosec // below 8 EiB
-}
-
-func (h *Host) observeStep(class oci.Class, step string, took time.Duration) {
-	h.cfg.ObserveStep(string(class), step, took)
 }
 
 // Dir is the sandbox's directory: bundle, root filesystem's mount point, scratch volumes.

@@ -169,7 +169,7 @@ func (w *Operation) doOne(ctx context.Context, s step) error {
 	if err := s.do(ctx); err != nil {
 		return fmt.Errorf("step %s: %w", s.name, err)
 	}
-	w.host.observeStep(w.Row.Plan.Class, s.name, time.Since(began))
+	w.host.cfg.ObserveStep(string(w.Row.Plan.Class), s.name, time.Since(began))
 	return w.After(s.name)
 }
 
@@ -194,7 +194,7 @@ func (w *Operation) Undo(ctx context.Context) error {
 			failures = append(failures, fmt.Errorf("undo step %s: %w", name, err))
 			continue
 		}
-		w.host.observeStep(w.Row.Plan.Class, "undo_"+name, time.Since(began))
+		w.host.cfg.ObserveStep(string(w.Row.Plan.Class), "undo_"+name, time.Since(began))
 		failpoint.ReachIn("undo", name)
 	}
 	return errors.Join(failures...)

@@ -107,12 +107,9 @@ func expand(text string, env map[string]string) string {
 	return b.String()
 }
 
-// WriteSystemFiles writes the files in /etc about a sandbox's network into its copy of the image, without
-// following a link out of it. It also makes /tmp non-empty, because gVisor would mount memory over an empty
-// one, which no checkpoint of files has.
-//
-// The second address is of IPv6; it may be the zero value.
-func (p *Plan) WriteSystemFiles(rootfs string, addr, addr6 netip.Addr, resolver string) error {
+// WriteSystemFiles writes SystemFiles into a sandbox's copy of the image, without following a link out of it. It also makes
+// /tmp non-empty, because gVisor would mount memory over an empty one, which no checkpoint of files has.
+func WriteSystemFiles(rootfs string, files map[string]string) error {
 	root, err := os.OpenRoot(rootfs)
 	if err != nil {
 		return fmt.Errorf("open root filesystem: %w", err)
@@ -121,7 +118,7 @@ func (p *Plan) WriteSystemFiles(rootfs string, addr, addr6 netip.Addr, resolver 
 	if err := root.MkdirAll("etc", 0o755); err != nil {
 		return fmt.Errorf("write system files: %w", err)
 	}
-	for path, text := range p.SystemFiles(addr, addr6, resolver) {
+	for path, text := range files {
 		name := strings.TrimPrefix(path, "/")
 		// Removed first: the image may have a link here.
 		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -142,7 +139,7 @@ func (p *Plan) WriteSystemFiles(rootfs string, addr, addr6 netip.Addr, resolver 
 	return nil
 }
 
-// SystemFiles are the contents that WriteSystemFiles writes, by path.
+// SystemFiles are the files in /etc about a sandbox's network, by path. The second address is of IPv6; it may be the zero value.
 func (p *Plan) SystemFiles(addr, addr6 netip.Addr, resolver string) map[string]string {
 	var hosts strings.Builder
 	fmt.Fprintf(&hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n%s\t%s\n", addr, p.Hostname)

@@ -29,6 +29,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 // Config configures a Transfer. All fields are required.
@@ -102,7 +103,7 @@ func (x *Transfer) readImport(h *portable.Head) (*checkpoint.Row, error) {
 		return wrong("config.node: class %q has no memory", class)
 	}
 	for _, v := range c.Plan.Volumes {
-		if name := v.Claim + v.Scratch + v.Volume; (v.Claim != "" && v.Scratch != "") || (v.Volume != "" && v.Volume != name) || (name != "" && !portable.IsName(name)) {
+		if name, ok := nameOf(v); !ok {
 			return wrong("config.node: %q is not a volume", name)
 		}
 	}
@@ -111,6 +112,13 @@ func (x *Transfer) readImport(h *portable.Head) (*checkpoint.Row, error) {
 	}
 	c.Plan.Restore, c.Paused, c.Base = nil, 0, nil
 	return c, nil
+}
+
+// nameOf returns the name of a volume; it is not ok if it has several, or one that is no file's.
+func nameOf(v plan.Volume) (name string, ok bool) {
+	name = v.Claim + v.Scratch + v.Volume + v.Projected
+	one := name == v.Claim || name == v.Scratch || name == v.Volume || name == v.Projected
+	return name, one && (name == "" || portable.IsName(name))
 }
 
 // checkLayers reports whether an artifact has exactly the parts in its row.

@@ -81,24 +81,21 @@ func (u *use) over(bytes, files int64) bool {
 }
 
 // Open reads the directory of all volumes, or makes it, and removes what an earlier process left half-made or half-removed.
-func Open(ctx context.Context, dir string, users func(types.NamespacedName) []string) (*Store, error) {
+func Open(dir string, users func(types.NamespacedName) []string) (*Store, error) {
 	if err := os.MkdirAll(dir, privateMode); err != nil {
 		return nil, fmt.Errorf("make directory of volumes: %w", err)
 	}
 	if err := os.Chmod(dir, privateMode); err != nil {
 		return nil, fmt.Errorf("make directory of volumes: %w", err)
 	}
-	s := &Store{dir: dir, users: users, changes: make(chan types.NamespacedName, maxChanges), known: map[types.NamespacedName]*use{}, removing: map[types.NamespacedName]bool{}}
-	if err := s.sweep(ctx); err != nil {
-		return nil, fmt.Errorf("remove leftovers of volumes: %w", err)
-	}
-	return s, nil
+	return &Store{dir: dir, users: users, changes: make(chan types.NamespacedName, maxChanges), known: map[types.NamespacedName]*use{}, removing: map[types.NamespacedName]bool{}}, nil
 }
 
-func (s *Store) sweep(ctx context.Context) error {
+// Sweep removes what interrupted calls have left. Call it before any other method, once.
+func (s *Store) Sweep(ctx context.Context) error {
 	found, err := os.ReadDir(s.dir)
 	if err != nil {
-		return err
+		return fmt.Errorf("remove leftovers of volumes: %w", err)
 	}
 	for _, e := range found {
 		path := filepath.Join(s.dir, e.Name())
@@ -109,7 +106,7 @@ func (s *Store) sweep(ctx context.Context) error {
 			err = sweepUploads(path)
 		}
 		if err != nil {
-			return err
+			return fmt.Errorf("remove leftovers of volumes: %w", err)
 		}
 	}
 	return nil

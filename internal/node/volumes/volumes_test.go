@@ -21,7 +21,7 @@ func open(t *testing.T, dir string, users ...string) *volumes.Store {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: files get owners")
 	}
-	s, err := volumes.Open(t.Context(), dir, func(types.NamespacedName) []string { return users })
+	s, err := volumes.Open(dir, func(types.NamespacedName) []string { return users })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func TestRemoveStopsMounts(t *testing.T) {
 	made(t, dir)
 	var s *volumes.Store
 	asked := false
-	s, err := volumes.Open(t.Context(), dir, func(key types.NamespacedName) []string {
+	s, err := volumes.Open(dir, func(key types.NamespacedName) []string {
 		asked = true
 		if _, err := s.Source(key); !errors.Is(err, errs.ErrUnavailable) {
 			t.Errorf("mount during the removal: %v", err)

@@ -96,10 +96,13 @@ type batch struct {
 	// run runs the command for one input in a new sandbox, with the output of a.
 	run func(ctx context.Context, a *app.App, argv []string) error
 
-	mu                                     sync.Mutex
-	running, succeeded, failed, unfinished int   // +checklocks:mu
-	broken                                 error // of the output; +checklocks:mu
+	mu     sync.Mutex
+	inputs tally // +checklocks:mu
+	broken error // of the output; +checklocks:mu
 }
+
+// tally counts inputs.
+type tally struct{ running, succeeded, failed, unfinished int }
 
 // each runs the command for each line of standard input. The error is an [app.ExitCode] if any did not succeed.
 func (b *batch) each(ctx context.Context, argv []string) error {
@@ -118,7 +121,7 @@ func (b *batch) each(ctx context.Context, argv []string) error {
 	painted()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	fmt.Fprintf(b.app.Stderr, "%d succeeded, %d failed, %d did not run to their end, in %s\n", b.succeeded, b.failed, b.unfinished, time.Since(began).Round(time.Second/10))
+	fmt.Fprintf(b.app.Stderr, "%d succeeded, %d failed, %d did not run to their end, in %s\n", b.inputs.succeeded, b.inputs.failed, b.inputs.unfinished, time.Since(began).Round(time.Second/10))
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -126,7 +129,7 @@ func (b *batch) each(ctx context.Context, argv []string) error {
 		return b.broken
 	case lines.Err() != nil:
 		return fmt.Errorf("read the inputs: %w", lines.Err())
-	case b.failed+b.unfinished > 0:
+	case b.inputs.failed+b.inputs.unfinished > 0:
 		return app.ExitCode(app.CodeError)
 	}
 	return nil
@@ -134,7 +137,7 @@ func (b *batch) each(ctx context.Context, argv []string) error {
 
 // one runs the command for an input, and prints its output at its end.
 func (b *batch) one(ctx context.Context, input string, argv []string) {
-	b.count(func() { b.running++ })
+	b.count(func(n *tally) { n.running++ })
 	result := outcome{Input: input}
 	began := time.Now()
 	replaced := make([]string, len(argv))
@@ -161,15 +164,15 @@ func (b *batch) one(ctx context.Context, input string, argv []string) {
 	}
 	result.Seconds = time.Since(began).Seconds()
 	result.end(err)
-	b.count(func() {
-		b.running--
+	b.count(func(n *tally) {
+		n.running--
 		switch {
 		case result.ExitCode == nil:
-			b.unfinished++
+			n.unfinished++
 		case *result.ExitCode == 0:
-			b.succeeded++
+			n.succeeded++
 		default:
-			b.failed++
+			n.failed++
 		}
 	})
 	b.print(&result, &out, &errOut)
@@ -193,10 +196,10 @@ func (o *outcome) end(err error) {
 	}
 }
 
-func (b *batch) count(change func()) {
+func (b *batch) count(change func(n *tally)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	change()
+	change(&b.inputs)
 }
 
 func (b *batch) outputErr() error {
@@ -244,7 +247,8 @@ func (b *batch) paint() (end func()) {
 			case <-tick.C:
 				b.mu.Lock()
 				b.wipeLocked()
-				fmt.Fprintf(b.app.Stderr, "%d done, %d running or waiting, %d not successful", b.succeeded+b.failed+b.unfinished, b.running, b.failed+b.unfinished)
+				n := b.inputs
+				fmt.Fprintf(b.app.Stderr, "%d done, %d running or waiting, %d not successful", n.succeeded+n.failed+n.unfinished, n.running, n.failed+n.unfinished)
 				b.mu.Unlock()
 			}
 		}

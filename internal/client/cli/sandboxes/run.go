@@ -121,12 +121,8 @@ func sandboxToRun(a *app.App, cmd *cobra.Command, o *runOptions, v variant) (n r
 	if n, err = newSandbox(a, template, o.timeout, o.metadata); err != nil {
 		return n, err
 	}
-	for _, text := range o.volumes {
-		name, at, ok := strings.Cut(text, ":")
-		if !ok || name == "" || at == "" {
-			return n, app.Usage(cmd, fmt.Errorf("--volume: %q is not VOLUME:PATH", text))
-		}
-		n.VolumeMounts = append(n.VolumeMounts, restclient.VolumeMount{Name: name, Path: at})
+	if n.VolumeMounts, err = volumeMounts(o.volumes); err != nil {
+		return n, app.Usage(cmd, err)
 	}
 	n.AllowSecrets = o.allowSecrets
 	n.QueueTimeout = o.queueTimeout(cmd)
@@ -143,6 +139,17 @@ func sandboxToRun(a *app.App, cmd *cobra.Command, o *runOptions, v variant) (n r
 		n.Network.DenyOut = []string{"0.0.0.0/0"}
 	}
 	return n, nil
+}
+
+func volumeMounts(list []string) (mounts []restclient.VolumeMount, err error) {
+	for _, text := range list {
+		name, at, ok := strings.Cut(text, ":")
+		if !ok || name == "" || at == "" {
+			return nil, fmt.Errorf("--volume: %q is not VOLUME:PATH", text)
+		}
+		mounts = append(mounts, restclient.VolumeMount{Name: name, Path: at})
+	}
+	return mounts, nil
 }
 
 func newSandbox(a *app.App, template string, timeout time.Duration, metadata []string) (restclient.NewSandbox, error) {

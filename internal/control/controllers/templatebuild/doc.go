@@ -10,12 +10,6 @@
 //
 // The last layer, with what StartCommand has started, is a Checkpoint with memory. The template is written last, by one write.
 //
-// # Sandboxes of a build
-//
-// They are members of pool.BuildPool, so that no claim gets one and clients do not see them. Their start yields to claims as
-// that of other members does. Each holds the namespace's quota while it runs. Programs run in them alone, and files are unpacked
-// in them alone.
-//
 // # Lock
 //
 // reconciler.mu guards the running builds; it is held over no call.

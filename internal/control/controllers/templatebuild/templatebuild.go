@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -19,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -27,8 +25,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/layers"
 	"github.com/barchan-dev/barchan/internal/control/quota"
-	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 const (
@@ -40,13 +38,8 @@ const (
 	retryFirst = time.Second
 	retryMost  = time.Minute
 
-	// buildTimeout bounds a build, stepTimeout one step, startTimeout the start of a sandbox, captureTimeout a checkpoint and
-	// readyTimeout the wait for the ready command.
-	buildTimeout   = 6 * time.Hour
-	stepTimeout    = time.Hour
-	startTimeout   = 10 * time.Minute
-	captureTimeout = 30 * time.Minute
-	readyTimeout   = 10 * time.Minute
+	// buildTimeout bounds a build.
+	buildTimeout = 6 * time.Hour
 	// maxAttempts bounds how often a build is tried after a fault that is none of its steps', imageAttempts after an image could not be
 	// pulled: its name is mostly wrong.
 	maxAttempts   = 8
@@ -55,20 +48,11 @@ const (
 
 // Objects reads what builds depend on; package cache implements it.
 type Objects interface {
+	layers.Objects
 	CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error)
-	Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error)
 	Checkpoints(ctx context.Context, namespace string) ([]barchan.Checkpoint, error)
 	Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error)
 	TemplateBuilds(ctx context.Context, namespace string) ([]barchan.TemplateBuild, error)
-	Members(ctx context.Context, pool types.UID) ([]*agents.Sandbox, error)
-	WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error)
-	WaitCheckpoint(ctx context.Context, key types.NamespacedName, done func(*barchan.Checkpoint) (bool, error)) (*barchan.Checkpoint, error)
-}
-
-// Agents reaches the agents of sandboxes; package agentclient implements it.
-type Agents interface {
-	// AgentAs returns a client whose programs run as a user; empty: the agent's default.
-	AgentAs(s *agents.Sandbox, user string) (*envd.Client, error)
 }
 
 // Config configures New. Fields are required unless documented otherwise.
@@ -79,7 +63,7 @@ type Config struct {
 	// Cache provides the watches, and Objects reads it.
 	Cache   crcache.Cache
 	Objects Objects
-	Agents  Agents
+	Agents  layers.Agents
 	Quota   *quota.Quotas
 	// Store has the uploaded files and the logs.
 	Store *builds.Store
@@ -98,7 +82,11 @@ func New(cfg Config) (controller.Controller, error) {
 		return nil, fmt.Errorf("template build controller: Log, Client, Cache, Objects, Agents, Quota, Store and PublicNamespace are required: %w", errs.ErrInvalid)
 	}
 	cfg.Log = cfg.Log.With(telemetry.Component, "template-build-controller")
-	r := &reconciler{Config: cfg, running: map[types.UID]*running{}, caches: map[string]chan struct{}{}, attempts: map[types.UID]int{}}
+	runner, err := layers.New(layers.Config{Log: cfg.Log, Client: cfg.Client, Objects: cfg.Objects, Agents: cfg.Agents, Quota: cfg.Quota, Store: cfg.Store})
+	if err != nil {
+		return nil, err
+	}
+	r := &reconciler{Config: cfg, layers: runner, running: map[types.UID]*running{}, attempts: map[types.UID]int{}}
 	return controllers.New(controllers.Work{
 		Name: "template-build", Log: r.Log, Workers: workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: r.sources(cfg.Cache),
 	})
@@ -106,11 +94,11 @@ func New(cfg Config) (controller.Controller, error) {
 
 type reconciler struct {
 	Config
+	layers *layers.Runner
 
 	mu       sync.Mutex
-	running  map[types.UID]*running   // +checklocks:mu
-	caches   map[string]chan struct{} // those that a step has locked, until it is closed; +checklocks:mu
-	attempts map[types.UID]int        // of builds that faults have interrupted; +checklocks:mu
+	running  map[types.UID]*running // +checklocks:mu
+	attempts map[types.UID]int      // of builds that faults have interrupted; +checklocks:mu
 }
 
 // running is a build that runs.
@@ -230,68 +218,4 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 
 func ended(b *barchan.TemplateBuild) bool {
 	return b.Status.Phase == barchan.BuildReady || b.Status.Phase == barchan.BuildFailed
-}
-
-// failure is an error that only a change of the build can help, with the step at which it came.
-type failure struct{ step, message string }
-
-func (f *failure) Error() string { return f.message }
-
-func refuse(step, format string, args ...any) error {
-	return &failure{step, fmt.Sprintf(format, args...)}
-}
-
-// log is the log of a build, as a writer for the output of one of its steps.
-type log struct {
-	r     *reconciler
-	build types.UID
-	step  string
-	level string
-	line  []byte
-	mask  masks
-}
-
-var _ io.Writer = (*log)(nil)
-
-// maxLine bounds a line of output; longer ones are divided.
-const maxLine = 8 << 10
-
-// say adds a line. A log that cannot be written ends no build.
-func (l *log) say(level, format string, args ...any) {
-	err := l.r.Store.Append(l.build, builds.Entry{Timestamp: time.Now().UTC(), Level: level, Message: fmt.Sprintf(format, args...), Step: l.step})
-	if err != nil {
-		l.r.Log.Warn("log of a template build not written", telemetry.Error, err)
-	}
-}
-
-// Write adds whole lines of output, and keeps the rest for the next call.
-func (l *log) Write(p []byte) (int, error) {
-	for _, c := range p {
-		if c != '\n' {
-			l.line = append(l.line, c)
-		}
-		switch {
-		case c == '\n':
-			l.flush()
-		case len(l.line) >= maxLine+l.mask.longest():
-			l.part()
-		}
-	}
-	return len(p), nil
-}
-
-// part adds the beginning of a line that is too long. The rest may have the end of a secret.
-func (l *log) part() {
-	l.line = l.mask.hide(l.line)
-	n := max(0, len(l.line)-l.mask.longest())
-	l.say(l.level, "%s", l.line[:n])
-	l.line = append(l.line[:0], l.line[n:]...)
-}
-
-// flush adds the rest of the output.
-func (l *log) flush() {
-	if len(l.line) > 0 {
-		l.say(l.level, "%s", l.mask.hide(l.line))
-		l.line = l.line[:0]
-	}
 }

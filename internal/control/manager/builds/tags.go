@@ -204,7 +204,10 @@ func (s *Service) touch(ctx context.Context, t *extensions.SandboxTemplate) erro
 			c.Annotations[barchan.AnnotationUsedAt] = barchan.ExactNow()
 			err = s.Objects.Update(ctx, c)
 		}
-		if err == nil || !apierrors.IsConflict(err) || try == maxTries {
+		if err == nil {
+			return nil
+		}
+		if !apierrors.IsConflict(err) || try == maxTries {
 			return apistatus.From("note the use of checkpoint "+key.Name, err)
 		}
 	}

@@ -257,7 +257,7 @@ func (w *watch) parts() map[digest.Digest]int64 {
 }
 
 // discard removes incomplete blobs, which a registry without ranges cannot complete. It reports whether there were any.
-func (w *watch) discard(ctx context.Context) (any bool) {
+func (w *watch) discard(ctx context.Context) (found bool) {
 	arriving, err := w.api.ContentStore().ListStatuses(ctx, "")
 	if err != nil {
 		return false
@@ -265,11 +265,11 @@ func (w *watch) discard(ctx context.Context) (any bool) {
 	for d := range w.parts() {
 		for _, a := range arriving {
 			if strings.HasSuffix(a.Ref, d.String()) && w.api.ContentStore().Abort(ctx, a.Ref) == nil {
-				any = true
+				found = true
 			}
 		}
 	}
-	return any
+	return found
 }
 
 // measure reads the received bytes from containerd. It ignores errors: the next call follows.

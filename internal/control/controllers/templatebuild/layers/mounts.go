@@ -1,4 +1,4 @@
-package templatebuild
+package layers
 
 import (
 	"cmp"
@@ -17,6 +17,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 )
 
 const (
@@ -62,7 +63,7 @@ type mount struct {
 }
 
 // inputs finds what a layer needs, and has stages make it.
-func (w *work) inputs(ctx context.Context, l *layer) (in *inputs, err error) {
+func (w *Work) inputs(ctx context.Context, l *layer) (in *inputs, err error) {
 	in = &inputs{release: func() {}}
 	defer func() {
 		if err != nil {
@@ -72,7 +73,7 @@ func (w *work) inputs(ctx context.Context, l *layer) (in *inputs, err error) {
 	var step *barchan.BuildStep
 	if n := len(l.steps); n > 0 {
 		step = &l.steps[n-1] // the one that ends the layer
-		w.log.step = w.stepNumber(l.first + n - 1)
+		w.Log.Step = w.stepNumber(l.first + n - 1)
 	}
 	if step != nil && step.Type == barchan.StepCopy {
 		if in.files = step.FilesHash; step.From != nil {
@@ -101,7 +102,7 @@ func (w *work) inputs(ctx context.Context, l *layer) (in *inputs, err error) {
 }
 
 // offline returns the policies of a sandbox that reaches nothing.
-func (w *work) offline() *agents.BarchanSpec {
+func (w *Work) offline() *agents.BarchanSpec {
 	p := w.base.policies.DeepCopy()
 	if p == nil {
 		p = &agents.BarchanSpec{}
@@ -110,7 +111,7 @@ func (w *work) offline() *agents.BarchanSpec {
 	return p
 }
 
-func (w *work) newMount(ctx context.Context, spec *barchan.BuildMount, i int) (m mount, err error) {
+func (w *Work) newMount(ctx context.Context, spec *barchan.BuildMount, i int) (m mount, err error) {
 	m = mount{BuildMount: *spec, dir: path.Clean(spec.Target)}
 	switch spec.Type {
 	case barchan.MountCache:
@@ -136,7 +137,7 @@ func (w *work) newMount(ctx context.Context, spec *barchan.BuildMount, i int) (m
 }
 
 // boundFile returns the name of a Bind's file, if it is one. An uploaded archive has it by its path, before all others.
-func (w *work) boundFile(m *mount) (string, error) {
+func (w *Work) boundFile(m *mount) (string, error) {
 	file, err := w.onlyFile(m.archive)
 	if err != nil || m.Stage != "" {
 		return file, err
@@ -178,11 +179,11 @@ func addVolumes(b *agents.SandboxBlueprint, mounts []mount) {
 }
 
 // lockCaches waits until no other step of the namespace uses a cache that is locked.
-func (w *work) lockCaches(ctx context.Context, mounts []mount) (release func(), err error) {
+func (w *Work) lockCaches(ctx context.Context, mounts []mount) (release func(), err error) {
 	var ids []string
 	for _, m := range mounts {
 		if m.Type == barchan.MountCache && m.Sharing == barchan.SharingLocked {
-			ids = append(ids, w.build.Namespace+"/"+m.ID)
+			ids = append(ids, w.Build.Namespace+"/"+m.ID)
 		}
 	}
 	slices.Sort(ids) // so that two steps cannot wait for each other
@@ -203,7 +204,7 @@ func (w *work) lockCaches(ctx context.Context, mounts []mount) (release func(), 
 	return release, nil
 }
 
-func (r *reconciler) lockCache(ctx context.Context, id string) (free func(), err error) {
+func (r *Runner) lockCache(ctx context.Context, id string) (free func(), err error) {
 	for {
 		r.mu.Lock()
 		busy, is := r.caches[id]
@@ -228,7 +229,7 @@ func (r *reconciler) lockCache(ctx context.Context, id string) (free func(), err
 }
 
 // runMounted runs the command of a step among its mounts.
-func (w *work) runMounted(ctx context.Context, s *started, user string, step *barchan.BuildStep, in *inputs) error {
+func (w *Work) runMounted(ctx context.Context, s *started, user string, step *barchan.BuildStep, in *inputs) error {
 	env, links := map[string]string{}, []string(nil)
 	for i := range in.mounts {
 		m := &in.mounts[i]
@@ -257,13 +258,13 @@ func (w *work) runMounted(ctx context.Context, s *started, user string, step *ba
 }
 
 // fill puts its content into a mount, and returns the link that leads to it, if there is one.
-func (w *work) fill(ctx context.Context, s *started, m *mount, env map[string]string) (link string, err error) {
+func (w *Work) fill(ctx context.Context, s *started, m *mount, env map[string]string) (link string, err error) {
 	switch m.Type {
 	case barchan.MountCache:
-		if w.r.Store.HasFiles(w.build.Namespace, m.archive) {
+		if w.r.Store.HasFiles(w.Build.Namespace, m.archive) {
 			err := w.unpack(ctx, s, fmt.Sprintf("fill cache '%s'", m.ID), m.archive, ".", m.dir+"/", "", "")
-			if f, is := errors.AsType[*failure](err); is && ctx.Err() == nil { // such as an image without tar
-				w.log.say(builds.LevelWarn, "%s; it is empty", f.message)
+			if f, is := errors.AsType[*buildlog.Failure](err); is && ctx.Err() == nil { // such as an image without tar
+				w.Log.Say(builds.LevelWarn, "%s; it is empty", f.Message)
 			} else if err != nil {
 				return "", err
 			}
@@ -285,7 +286,7 @@ func (w *work) fill(ctx context.Context, s *started, m *mount, env map[string]st
 }
 
 // link has the target lead to a file that is mounted elsewhere.
-func (w *work) link(ctx context.Context, s *started, m *mount) (string, error) {
+func (w *Work) link(ctx context.Context, s *started, m *mount) (string, error) {
 	if at := path.Join(m.dir, m.file); m.file != "" && m.Target != "" && path.Clean(m.Target) != at {
 		link := path.Clean(m.Target)
 		return link, w.script(ctx, s, fmt.Sprintf("mount '%s'", m.Target), linkScript, at, link)
@@ -293,11 +294,11 @@ func (w *work) link(ctx context.Context, s *started, m *mount) (string, error) {
 	return "", nil
 }
 
-func (w *work) fillSecret(ctx context.Context, s *started, m *mount, env map[string]string) (link string, err error) {
-	secret, has := w.r.Store.Secrets(w.build.UID)[m.ID]
+func (w *Work) fillSecret(ctx context.Context, s *started, m *mount, env map[string]string) (link string, err error) {
+	secret, has := w.r.Store.Secrets(w.Build.UID)[m.ID]
 	switch {
 	case !has && m.Required:
-		return "", refuse(w.log.step, "the build has no secret '%s'; it is in memory alone until the build or the server ends: start the build again with it", m.ID)
+		return "", buildlog.Refuse(w.Log.Step, "the build has no secret '%s'; it is in memory alone until the build or the server ends: start the build again with it", m.ID)
 	case !has:
 		return "", nil
 	case m.Env != "":
@@ -318,13 +319,13 @@ func (w *work) fillSecret(ctx context.Context, s *started, m *mount, env map[str
 	return w.link(ctx, s, m)
 }
 
-func (w *work) own(ctx context.Context, s *started, m *mount, mode, file string) error {
+func (w *Work) own(ctx context.Context, s *started, m *mount, mode, file string) error {
 	return w.script(ctx, s, fmt.Sprintf("mount '%s'", cmp.Or(m.Target, file)), ownScript, cmp.Or(m.Owner, rootOwner), cmp.Or(m.Mode, mode), file)
 }
 
 // keepCache keeps the content of a cache. One that cannot be kept ends no build: the cache stays as it was.
-func (w *work) keepCache(ctx context.Context, s *started, m *mount) {
+func (w *Work) keepCache(ctx context.Context, s *started, m *mount) {
 	if err := w.pack(ctx, s, m.archive, fmt.Sprintf("keep cache '%s'", m.ID), []string{m.dir}, &barchan.StageFiles{}); err != nil {
-		w.log.say(builds.LevelWarn, "cache '%s' is not kept: %s", m.ID, errs.Text(err))
+		w.Log.Say(builds.LevelWarn, "cache '%s' is not kept: %s", m.ID, errs.Text(err))
 	}
 }

@@ -1,4 +1,4 @@
-package templatebuild
+package layers
 
 import (
 	"crypto/sha256"
@@ -8,12 +8,24 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+const (
+	// stepTimeout bounds one step, startTimeout the start of a sandbox, captureTimeout a checkpoint and readyTimeout the wait for
+	// the ready command.
+	stepTimeout    = time.Hour
+	startTimeout   = 10 * time.Minute
+	captureTimeout = 30 * time.Minute
+	readyTimeout   = 10 * time.Minute
 )
 
 // form is the version of how steps are run. Raise it when results of the same steps change.
@@ -36,8 +48,8 @@ type settings struct {
 	Env     map[string]string `json:"env,omitempty"`
 }
 
-// base is what the layers of a build lie on.
-type base struct {
+// Base is what the layers of a build lie on.
+type Base struct {
 	blueprint agents.SandboxBlueprint
 	policies  *agents.BarchanSpec
 	// checkpoint has the files; empty: those of the image.
@@ -69,7 +81,7 @@ func (l *layer) checkpoint() string { return "build-" + l.key }
 
 // layersOf groups the steps of a build, or of a stage. stages has the keys of those whose files they take. salt is not empty
 // for a build whose forced steps may not take kept results.
-func layersOf(b *base, steps []barchan.BuildStep, force bool, salt string, stages map[string]string) ([]layer, settings, error) {
+func layersOf(b *Base, steps []barchan.BuildStep, force bool, salt string, stages map[string]string) ([]layer, settings, error) {
 	var all []layer
 	key, now := b.key, b.settings
 	if force {
@@ -101,7 +113,7 @@ func layersOf(b *base, steps []barchan.BuildStep, force bool, salt string, stage
 		all = append(all, open)
 	}
 	if len(all) > maxLayers {
-		return nil, now, refuse(barchan.BuildStepBase, "spec.steps: %d of them change files, the maximum is %d; join some of the commands", len(all), maxLayers)
+		return nil, now, buildlog.Refuse(barchan.BuildStepBase, "spec.steps: %d of them change files, the maximum is %d; join some of the commands", len(all), maxLayers)
 	}
 	return all, now, nil
 }
@@ -168,13 +180,40 @@ func longHashOf(parts ...any) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// imageBase returns the base of an image. Its entrypoint does not run, for E2B's templates have none but their start command.
-func imageBase(image, digest string) *base {
-	return &base{
+// ImageBase returns the base of an image. Its entrypoint does not run, for E2B's templates have none but their start command.
+// secrets have the credentials for its registry.
+func ImageBase(image, digest string, secrets ...corev1.LocalObjectReference) *Base {
+	return &Base{
+		pullSecrets: secrets,
 		blueprint: agents.SandboxBlueprint{PodTemplate: agents.PodTemplate{Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{Name: "sandbox", Image: image, Command: []string{"/bin/sh", "-c", "exit 0"}}},
 		}}},
 		settings: settings{User: envd.DefaultUser, Workdir: defaultWorkdir},
 		key:      hashOf(form, "image", image, digest),
 	}
+}
+
+// TemplateBase returns the base of a template, with its files alone. The settings are those that its sandboxes have.
+func TemplateBase(t *extensions.SandboxTemplate, revision, namespace string) (*Base, error) {
+	b := &Base{blueprint: *t.Spec.SandboxBlueprint.DeepCopy(), key: hashOf(form, "template", t.Namespace, t.Name, revision), prepared: true}
+	if n := len(b.blueprint.PodTemplate.Spec.Containers); n != 1 {
+		return nil, buildlog.Refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' has %d containers; a build starts from one of a single container", t.Name, n)
+	}
+	if len(b.blueprint.VolumeClaimTemplates) > 0 {
+		return nil, buildlog.Refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' has volumes, which a build does not keep", t.Name)
+	}
+	if s := t.Spec.Barchan; s != nil && s.Sandbox != nil {
+		b.policies = s.Sandbox.DeepCopy()
+		if from := b.policies.Restore; from != nil {
+			if t.Namespace != namespace {
+				return nil, buildlog.Refuse(barchan.BuildStepBase, "spec.from.templateName: template '%s' starts from a checkpoint of another namespace", t.Name)
+			}
+			b.checkpoint = from.CheckpointName
+		}
+		b.settings.User = b.policies.DefaultUser
+		b.policies.Restore, b.policies.WarmUp = nil, nil
+	}
+	c := &b.blueprint.PodTemplate.Spec.Containers[0]
+	b.settings.Workdir = c.WorkingDir
+	return b, nil
 }

@@ -1,4 +1,4 @@
-package templatebuild
+package buildlog
 
 import (
 	"bytes"

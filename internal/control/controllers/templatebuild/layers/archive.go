@@ -1,8 +1,7 @@
-package templatebuild
+package layers
 
 import (
 	"archive/tar"
-	"bytes"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -10,12 +9,12 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"strings"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -24,22 +23,22 @@ const maxPacked = 500_000
 
 // onlyFile returns the name of the regular file that an archive begins with; empty for a directory. A stage's archive of a
 // single file has no other entry, and one of more begins with "./".
-func (w *work) onlyFile(archive string) (string, error) {
-	files, err := w.r.Store.Files(w.build.Namespace, archive)
+func (w *Work) onlyFile(archive string) (string, error) {
+	files, err := w.r.Store.Files(w.Build.Namespace, archive)
 	if err != nil {
 		return "", fmt.Errorf("read files of the step: %w: %w", err, errs.ErrUnavailable)
 	}
 	defer func() { _ = files.Close() }()
 	zip, err := gzip.NewReader(files)
 	if err != nil {
-		return "", refuse(w.log.step, "the files of the step are no gzipped tar: %v", err)
+		return "", buildlog.Refuse(w.Log.Step, "the files of the step are no gzipped tar: %v", err)
 	}
 	h, err := tar.NewReader(zip).Next()
 	switch {
 	case errors.Is(err, io.EOF): // no files
 		return "", nil
 	case err != nil:
-		return "", refuse(w.log.step, "the files of the step are no gzipped tar: %v", err)
+		return "", buildlog.Refuse(w.Log.Step, "the files of the step are no gzipped tar: %v", err)
 	case h.Typeflag != tar.TypeReg:
 		return "", nil
 	}
@@ -47,7 +46,7 @@ func (w *work) onlyFile(archive string) (string, error) {
 }
 
 // pack keeps files of a sandbox as an archive. The agent's program reads them, and has its limits from here.
-func (w *work) pack(ctx context.Context, s *started, archive, what string, paths []string, from *barchan.StageFiles) error {
+func (w *Work) pack(ctx context.Context, s *started, archive, what string, paths []string, from *barchan.StageFiles) error {
 	agent, err := w.r.Agents.AgentAs(s.Sandbox, "0") // an image without a shell has no names either
 	if err != nil {
 		return err
@@ -61,14 +60,14 @@ func (w *work) pack(ctx context.Context, s *started, archive, what string, paths
 	read, write := io.Pipe()
 	kept := make(chan error, 1)
 	go func() { // ends with the pipe, which is closed below
-		err := w.r.Store.PutFiles(ctx, w.build.Namespace, archive, read)
+		err := w.r.Store.PutFiles(ctx, w.Build.Namespace, archive, read)
 		_ = read.CloseWithError(err)
 		kept <- err
 	}()
-	trouble := &lastLines{log: w.output(builds.LevelWarn)}
+	trouble := &buildlog.LastLines{Log: w.Log.Output(builds.LevelWarn)}
 	exit, err := agent.Exec(ctx, []string{envd.Program, "-" + envd.FlagPack, string(request)}, envd.ExecOptions{Stdout: write, Stderr: trouble, Dir: "/"})
 	if err == nil && exit != 0 {
-		err = refuse(w.log.step, "failed to %s: %s", what, trouble.end())
+		err = buildlog.Refuse(w.Log.Step, "failed to %s: %s", what, trouble.End())
 	} else if err != nil {
 		err = w.agentError(ctx, s, what, err)
 	}
@@ -76,7 +75,7 @@ func (w *work) pack(ctx context.Context, s *started, archive, what string, paths
 	stored := <-kept
 	switch {
 	case errors.Is(stored, errs.ErrTooLarge):
-		return refuse(w.log.step, "failed to %s: %s", what, errs.Text(stored))
+		return buildlog.Refuse(w.Log.Step, "failed to %s: %s", what, errs.Text(stored))
 	case err != nil:
 		return err
 	case stored != nil:
@@ -84,28 +83,4 @@ func (w *work) pack(ctx context.Context, s *started, archive, what string, paths
 	}
 	failpoint.Reach("templatebuild/packed")
 	return nil
-}
-
-// lastLines is what a program says of its failure. Each line is held until the next one is there: the last is the error.
-type lastLines struct {
-	log  *log
-	text []byte
-}
-
-// Write implements io.Writer.
-func (l *lastLines) Write(b []byte) (int, error) {
-	l.text = append(l.text, b...)
-	for len(l.text) > maxLine || bytes.Count(l.text, []byte{'\n'}) > 1 {
-		line, rest, _ := bytes.Cut(l.text, []byte{'\n'})
-		if len(line) > maxLine {
-			line, rest = l.text[:maxLine], l.text[maxLine:]
-		}
-		l.log.say(l.log.level, "%s", line)
-		l.text = append([]byte(nil), rest...)
-	}
-	return len(b), nil
-}
-
-func (l *lastLines) end() string {
-	return strings.TrimPrefix(strings.TrimSpace(string(l.text)), "barchan-agent: ")
 }

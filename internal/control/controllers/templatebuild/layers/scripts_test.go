@@ -1,4 +1,4 @@
-package templatebuild
+package layers
 
 import (
 	"archive/tar"

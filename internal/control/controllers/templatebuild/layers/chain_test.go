@@ -1,19 +1,16 @@
-package templatebuild
+package layers
 
 import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
-	"github.com/barchan-dev/barchan/internal/control/builds"
 )
 
 // TestKeysOfStages has a layer depend on what its stages have, and on how a command is run, and on nothing else of them.
@@ -21,7 +18,7 @@ func TestKeysOfStages(t *testing.T) {
 	t.Parallel()
 	key := func(stages map[string]string, s barchan.BuildStep) string {
 		t.Helper()
-		all, _, err := layersOf(imageBase("base", ""), []barchan.BuildStep{s}, false, "", stages)
+		all, _, err := layersOf(ImageBase("base", ""), []barchan.BuildStep{s}, false, "", stages)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +50,7 @@ func TestKeysOfStages(t *testing.T) {
 
 func TestVolumesOfMounts(t *testing.T) {
 	t.Parallel()
-	b := imageBase("x", "").blueprint
+	b := ImageBase("x", "").blueprint
 	addVolumes(&b, []mount{
 		{dir: "/cache", BuildMount: barchan.BuildMount{Type: barchan.MountCache}},
 		{dir: secretsDir, BuildMount: barchan.BuildMount{Type: barchan.MountSecret}},
@@ -78,7 +75,7 @@ func TestVolumesOfMounts(t *testing.T) {
 func TestLockedCaches(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := &reconciler{caches: map[string]chan struct{}{}}
+		r := &Runner{caches: map[string]chan struct{}{}}
 		free, err := r.lockCache(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
@@ -108,33 +105,4 @@ func TestLockedCaches(t *testing.T) {
 			t.Errorf("the other step has it: %t; locked: %v", held, r.caches)
 		}
 	})
-}
-
-// TestLogHasNoSecret writes secrets in lines of all lengths, in pieces.
-func TestLogHasNoSecret(t *testing.T) {
-	t.Parallel()
-	store, err := builds.Open(builds.Config{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	const secret, line = "s3cr3t-of-20-letters", "second-line"
-	l := &log{r: &reconciler{Config: Config{Store: store}}, build: types.UID("u"), level: builds.LevelInfo, mask: masksOf(map[string][]byte{"a": []byte(secret + "\n " + line + "\r\nab\n"), "b": nil})}
-	text := "it is " + secret + " and " + line + " and ab\n" + strings.Repeat("x", maxLine-7) + secret + strings.Repeat("y", maxLine) + secret + strings.Repeat("z", 3*maxLine) + secret
-	for i := 0; i < len(text); i += 11 {
-		if _, err := l.Write([]byte(text[i:min(i+11, len(text))])); err != nil {
-			t.Fatal(err)
-		}
-	}
-	l.flush()
-	entries, err := store.Entries("u", 0, 100)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := ""
-	for _, e := range entries {
-		all += e.Message
-	}
-	if strings.Contains(all, secret) || strings.Contains(all, line) || strings.Count(all, "***") != 5 || !strings.Contains(all, "and ab") || strings.Count(all, "z") != 3*maxLine {
-		t.Errorf("%d entries, %d masks:\n%.200s", len(entries), strings.Count(all, "***"), all)
-	}
 }

@@ -1,4 +1,4 @@
-package templatebuild
+package layers
 
 import (
 	"context"
@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
@@ -33,8 +34,8 @@ type started struct {
 }
 
 // start starts a sandbox from the files so far, and returns it when its agent answers. The caller passes it to remove.
-func (w *work) start(ctx context.Context, blueprint *agents.SandboxBlueprint, policies *agents.BarchanSpec) (*started, error) {
-	hold, err := w.r.Quota.Hold(ctx, quota.Request{Namespace: w.build.Namespace, Size: w.r.Quota.SizeOf(&blueprint.PodTemplate.Spec)})
+func (w *Work) start(ctx context.Context, blueprint *agents.SandboxBlueprint, policies *agents.BarchanSpec) (*started, error) {
+	hold, err := w.r.Quota.Hold(ctx, quota.Request{Namespace: w.Build.Namespace, Size: w.r.Quota.SizeOf(&blueprint.PodTemplate.Spec)})
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +53,7 @@ func (w *work) start(ctx context.Context, blueprint *agents.SandboxBlueprint, po
 			return false, fmt.Errorf("the sandbox of the build was deleted: %w", errs.ErrUnavailable)
 		case sandbox.PhaseOf(now) == sandbox.Dead:
 			_, why, _ := sandbox.Failure(now)
-			return false, refuse(w.log.step, "the sandbox of the build does not start: %s", why)
+			return false, buildlog.Refuse(w.Log.Step, "the sandbox of the build does not start: %s", why)
 		}
 		return sandbox.PhaseOf(now) == sandbox.Running && len(now.Status.PodIPs) > 0, nil
 	})
@@ -64,13 +65,13 @@ func (w *work) start(ctx context.Context, blueprint *agents.SandboxBlueprint, po
 	return s, nil
 }
 
-func (w *work) newSandbox(blueprint *agents.SandboxBlueprint, policies *agents.BarchanSpec) *agents.Sandbox {
+func (w *Work) newSandbox(blueprint *agents.SandboxBlueprint, policies *agents.BarchanSpec) *agents.Sandbox {
 	s := &agents.Sandbox{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: w.build.Namespace, Name: "build-" + strings.ToLower(rand.Text()[:16]),
-			Labels:          map[string]string{agents.LabelWarmPoolSandbox: string(pool.BuildPool), barchan.LabelBuild: w.build.Name},
+			Namespace: w.Build.Namespace, Name: "build-" + strings.ToLower(rand.Text()[:16]),
+			Labels:          map[string]string{agents.LabelWarmPoolSandbox: string(pool.BuildPool), barchan.LabelBuild: w.Build.Name},
 			Finalizers:      []string{agents.NodeFinalizer},
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(w.build, barchan.GroupVersion.WithKind("TemplateBuild"))},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(w.Build, barchan.GroupVersion.WithKind("TemplateBuild"))},
 		},
 		Spec: agents.SandboxSpec{SandboxBlueprint: *blueprint.DeepCopy(), ShutdownPolicy: agents.ShutdownDelete, OperatingMode: agents.ModeRunning},
 	}
@@ -89,16 +90,16 @@ func (w *work) newSandbox(blueprint *agents.SandboxBlueprint, policies *agents.B
 }
 
 // remove deletes a sandbox, without a wait for its end.
-func (w *work) remove(ctx context.Context, s *started) {
+func (w *Work) remove(ctx context.Context, s *started) {
 	defer s.hold.Release()
 	err := w.r.Client.Delete(context.WithoutCancel(ctx), s.Sandbox, client.Preconditions{UID: &s.UID})
 	if client.IgnoreNotFound(err) != nil { // removed with the build's others, at its end
-		w.log.say(builds.LevelDebug, "sandbox %s is not deleted yet: %s", s.Name, errs.Text(err))
+		w.Log.Say(builds.LevelDebug, "sandbox %s is not deleted yet: %s", s.Name, errs.Text(err))
 	}
 }
 
-// removeSandboxes deletes all sandboxes of a build.
-func (r *reconciler) removeSandboxes(ctx context.Context, b *barchan.TemplateBuild) error {
+// RemoveSandboxes deletes all sandboxes of a build.
+func (r *Runner) RemoveSandboxes(ctx context.Context, b *barchan.TemplateBuild) error {
 	members, err := r.Objects.Members(ctx, pool.BuildPool)
 	if err != nil {
 		return fmt.Errorf("read the sandboxes of builds: %w", err)
@@ -115,13 +116,13 @@ func (r *reconciler) removeSandboxes(ctx context.Context, b *barchan.TemplateBui
 }
 
 // keep writes the checkpoint of a sandbox under a name, and returns when it is durable. Another build may have made it.
-func (w *work) keep(ctx context.Context, s *started, name string, content barchan.CheckpointContent) (*barchan.Checkpoint, error) {
+func (w *Work) keep(ctx context.Context, s *started, name string, content barchan.CheckpointContent) (*barchan.Checkpoint, error) {
 	ctx, stop := context.WithTimeout(ctx, captureTimeout)
 	defer stop()
 	c := &barchan.Checkpoint{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: w.build.Namespace, Name: name, Finalizers: []string{barchan.NodeFinalizer},
-			Labels:      map[string]string{barchan.LabelPurpose: barchan.PurposeBuild, barchan.LabelBuild: w.build.Name},
+			Namespace: w.Build.Namespace, Name: name, Finalizers: []string{barchan.NodeFinalizer},
+			Labels:      map[string]string{barchan.LabelPurpose: barchan.PurposeBuild, barchan.LabelBuild: w.Build.Name},
 			Annotations: map[string]string{barchan.AnnotationUsedAt: barchan.ExactNow()},
 		},
 		Spec: barchan.CheckpointSpec{SandboxName: s.Name, KeepRunning: true, Content: content},
@@ -149,7 +150,7 @@ func (w *work) keep(ctx context.Context, s *started, name string, content barcha
 var errCapture = errors.New("the checkpoint failed")
 
 // dropFailed deletes a checkpoint that failed, so that the next attempt makes it again, and returns why it failed.
-func (w *work) dropFailed(ctx context.Context, c *barchan.Checkpoint, name string) error {
+func (w *Work) dropFailed(ctx context.Context, c *barchan.Checkpoint, name string) error {
 	if c == nil {
 		return fmt.Errorf("checkpoint %s failed: %w", name, errs.ErrUnavailable)
 	}
@@ -160,16 +161,16 @@ func (w *work) dropFailed(ctx context.Context, c *barchan.Checkpoint, name strin
 // createError gives an error of a create its kind.
 func createError(what string, err error) error {
 	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
-		return refuse(barchan.BuildStepBase, "%s", err.Error())
+		return buildlog.Refuse(barchan.BuildStepBase, "%s", err.Error())
 	}
 	return fmt.Errorf("create %s: %w", what, err)
 }
 
 // limited returns the base's blueprint with the build's limits, in which layers are run.
-func (w *work) limited() *agents.SandboxBlueprint {
+func (w *Work) limited() *agents.SandboxBlueprint {
 	b := w.base.blueprint.DeepCopy()
 	c := &b.PodTemplate.Spec.Containers[0]
-	for name, value := range map[corev1.ResourceName]*resource.Quantity{corev1.ResourceCPU: w.build.Spec.CPU, corev1.ResourceMemory: w.build.Spec.Memory} {
+	for name, value := range map[corev1.ResourceName]*resource.Quantity{corev1.ResourceCPU: w.Build.Spec.CPU, corev1.ResourceMemory: w.Build.Spec.Memory} {
 		if value == nil {
 			continue
 		}
@@ -183,7 +184,7 @@ func (w *work) limited() *agents.SandboxBlueprint {
 }
 
 // blueprint returns what the template's sandboxes are made by.
-func (w *work) blueprint() *agents.SandboxBlueprint {
+func (w *Work) blueprint() *agents.SandboxBlueprint {
 	b := w.limited()
 	c := &b.PodTemplate.Spec.Containers[0]
 	c.WorkingDir = w.settings.Workdir
@@ -199,7 +200,7 @@ func (w *work) blueprint() *agents.SandboxBlueprint {
 }
 
 // policies returns the spec.barchan of the template's sandboxes, without what they start from.
-func (w *work) policies() *agents.BarchanSpec {
+func (w *Work) policies() *agents.BarchanSpec {
 	p := w.base.policies.DeepCopy()
 	if p == nil {
 		p = &agents.BarchanSpec{}

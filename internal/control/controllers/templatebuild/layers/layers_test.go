@@ -1,4 +1,4 @@
-package templatebuild
+package layers
 
 import (
 	"slices"
@@ -14,7 +14,7 @@ func step(kind barchan.BuildStepType, args ...string) barchan.BuildStep {
 
 func layers(t *testing.T, spec *barchan.TemplateBuildSpec, salt string) ([]layer, settings) {
 	t.Helper()
-	all, last, err := layersOf(imageBase("base", "sha256:1"), spec.Steps, spec.Force, salt, nil)
+	all, last, err := layersOf(ImageBase("base", "sha256:1"), spec.Steps, spec.Force, salt, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestKeys(t *testing.T) {
 			t.Errorf("%s: %d layers are taken, want %d", name, got, tt.want)
 		}
 	}
-	other, _, err := layersOf(imageBase("base", "sha256:2"), spec(one).Steps, false, "", nil)
+	other, _, err := layersOf(ImageBase("base", "sha256:2"), spec(one).Steps, false, "", nil)
 	if err != nil || slices.Contains(keys(base), other[0].key) {
 		t.Errorf("another image of the name has the same layers: %v", err)
 	}
@@ -109,7 +109,7 @@ func TestTooManyLayers(t *testing.T) {
 	for range maxLayers {
 		spec.Steps = append(spec.Steps, step(barchan.StepRun, "true"))
 	}
-	_, _, err := layersOf(imageBase("base", ""), spec.Steps, false, "", nil)
+	_, _, err := layersOf(ImageBase("base", ""), spec.Steps, false, "", nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "spec.steps: ") {
 		t.Errorf("%d commands: %v", len(spec.Steps), err)
 	}

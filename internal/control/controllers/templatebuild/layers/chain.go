@@ -1,4 +1,4 @@
-package templatebuild
+package layers
 
 import (
 	"cmp"
@@ -9,12 +9,13 @@ import (
 	"strings"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 )
 
 // chain is a list of layers with what they lie on: that of the template, or of a stage.
 type chain struct {
 	stage string // its name; empty: the template's own
-	base  *base
+	base  *Base
 	// layers are all, and last is what they set.
 	layers []layer
 	last   settings
@@ -49,11 +50,11 @@ func (c *chain) started(from string) string {
 }
 
 // newChain groups steps into layers.
-func (w *work) newChain(ctx context.Context, stage string, from *barchan.BuildSource, steps []barchan.BuildStep) (*chain, error) {
+func (w *Work) newChain(ctx context.Context, stage string, from *barchan.BuildSource, steps []barchan.BuildStep) (*chain, error) {
 	c := &chain{stage: stage}
 	var err error
-	w.chain, w.log.step = c, c.step(barchan.BuildStepBase)
-	if c.base, err = w.findBase(ctx, from); err != nil {
+	w.chain, w.Log.Step = c, c.step(barchan.BuildStepBase)
+	if c.base, err = w.call.FindBase(ctx, from); err != nil {
 		return nil, ofStage(c, err)
 	}
 	if stage != "" && len(steps) == 0 { // whose files are only copied, so that it needs no shell
@@ -63,22 +64,22 @@ func (w *work) newChain(ctx context.Context, stage string, from *barchan.BuildSo
 	for name, s := range w.stages {
 		keys[name] = s.key()
 	}
-	c.layers, c.last, err = layersOf(c.base, steps, w.build.Spec.Force, string(w.build.UID), keys)
+	c.layers, c.last, err = layersOf(c.base, steps, w.Build.Spec.Force, string(w.Build.UID), keys)
 	c.checkpoint, c.settings = c.base.checkpoint, c.base.settings
 	return c, ofStage(c, err)
 }
 
 // ofStage names the stage in a refusal of what it starts from, or of all its steps.
 func ofStage(c *chain, err error) error {
-	if f, is := errors.AsType[*failure](err); is && c.stage != "" && f.step == barchan.BuildStepBase {
-		return refuse(c.step(barchan.BuildStepBase), "stage '%s': %s", c.stage, strings.TrimPrefix(f.message, "spec."))
+	if f, is := errors.AsType[*buildlog.Failure](err); is && c.stage != "" && f.Step == barchan.BuildStepBase {
+		return buildlog.Refuse(c.step(barchan.BuildStepBase), "stage '%s': %s", c.stage, strings.TrimPrefix(f.Message, "spec."))
 	}
 	return err
 }
 
 // chains makes those of all stages and the template's own, and takes the stages of which all layers are kept.
-func (w *work) chains(ctx context.Context) (*chain, error) {
-	spec := &w.build.Spec
+func (w *Work) chains(ctx context.Context) (*chain, error) {
+	spec := &w.Build.Spec
 	w.stages = map[string]*chain{}
 	for i := range spec.Stages {
 		s := &spec.Stages[i]
@@ -100,7 +101,7 @@ func (w *work) chains(ctx context.Context) (*chain, error) {
 }
 
 // take goes on after layers that are kept.
-func (w *work) take(c *chain, top int) {
+func (w *Work) take(c *chain, top int) {
 	if top > 0 {
 		c.checkpoint, c.settings = c.layers[top-1].checkpoint(), c.layers[top-1].after
 		w.cached(c, c.layers[:top])
@@ -108,13 +109,13 @@ func (w *work) take(c *chain, top int) {
 }
 
 // finishChain runs the layers that are missing.
-func (w *work) finishChain(ctx context.Context, c *chain) error {
+func (w *Work) finishChain(ctx context.Context, c *chain) error {
 	if c.complete {
 		return nil
 	}
-	before, step := w.chain, w.log.step
-	defer func() { w.chain, w.log.step = before, step }()
-	w.chain, w.log.step = c, c.step(barchan.BuildStepBase)
+	before, step := w.chain, w.Log.Step
+	defer func() { w.chain, w.Log.Step = before, step }()
+	w.chain, w.Log.Step = c, c.step(barchan.BuildStepBase)
 	top, err := w.topmost(ctx, c.layers)
 	if err != nil {
 		return err
@@ -122,7 +123,7 @@ func (w *work) finishChain(ctx context.Context, c *chain) error {
 	w.take(c, top)
 	for i := top; i < len(c.layers); i++ {
 		if err := w.runLayer(ctx, &c.layers[i]); err != nil {
-			before, step = w.chain, w.log.step // where it failed
+			before, step = w.chain, w.Log.Step // where it failed
 			return err
 		}
 	}
@@ -137,13 +138,13 @@ func archiveOf(c *chain, from *barchan.StageFiles, paths []string) string {
 
 // stageFiles makes the archive with files of a stage, unless it is kept, and returns its name. The stage's own sandbox packs it:
 // a hostile tree meets the limits of that.
-func (w *work) stageFiles(ctx context.Context, from *barchan.StageFiles, paths []string) (string, error) {
+func (w *Work) stageFiles(ctx context.Context, from *barchan.StageFiles, paths []string) (string, error) {
 	c := w.stages[from.Stage]
 	if c == nil { // validated when the build was written
-		return "", refuse(w.log.step, "there is no stage '%s' before this step", from.Stage)
+		return "", buildlog.Refuse(w.Log.Step, "there is no stage '%s' before this step", from.Stage)
 	}
 	name := archiveOf(c, from, paths)
-	if w.r.Store.HasFiles(w.build.Namespace, name) {
+	if w.r.Store.HasFiles(w.Build.Namespace, name) {
 		return name, nil
 	}
 	if err := w.finishChain(ctx, c); err != nil {
@@ -161,7 +162,7 @@ func (w *work) stageFiles(ctx context.Context, from *barchan.StageFiles, paths [
 }
 
 // stepNumber returns the name of a chain's step by its index.
-func (w *work) stepNumber(i int) string { return w.step(strconv.Itoa(i + 1)) }
+func (w *Work) stepNumber(i int) string { return w.step(strconv.Itoa(i + 1)) }
 
 // sourcesOf returns the paths of a Copy from a stage, as absolute ones.
 func sourcesOf(step *barchan.BuildStep) []string {

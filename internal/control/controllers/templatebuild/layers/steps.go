@@ -1,4 +1,4 @@
-package templatebuild
+package layers
 
 import (
 	"cmp"
@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -75,10 +76,10 @@ cd /; rm -rf -- "$tree" "$archive"`
 )
 
 // runLayer runs the steps of a layer in a sandbox and keeps the files.
-func (w *work) runLayer(ctx context.Context, l *layer) error {
-	w.log.step = w.step(barchan.BuildStepBase)
+func (w *Work) runLayer(ctx context.Context, l *layer) error {
+	w.Log.Step = w.step(barchan.BuildStepBase)
 	if len(l.steps) > 0 {
-		w.log.step = w.stepNumber(l.first)
+		w.Log.Step = w.stepNumber(l.first)
 	}
 	in, err := w.inputs(ctx, l)
 	if err != nil {
@@ -92,22 +93,22 @@ func (w *work) runLayer(ctx context.Context, l *layer) error {
 	}
 	defer w.remove(ctx, s)
 	if len(l.steps) == 0 {
-		w.log.say(builds.LevelInfo, "preparing the image")
+		w.Log.Say(builds.LevelInfo, "preparing the image")
 		if err := w.script(ctx, s, "prepare the image", prepareScript); err != nil {
 			return err
 		}
 	}
 	for i := range l.steps {
 		step := &l.steps[i]
-		w.log.step = w.stepNumber(l.first + i)
+		w.Log.Step = w.stepNumber(l.first + i)
 		if w.stage == "" {
-			status := w.build.Status.DeepCopy()
+			status := w.Build.Status.DeepCopy()
 			status.Step = int32(l.first + i + 1) //nolint:gosec // at most 256
-			if err := w.write(ctx, status); err != nil {
+			if err := w.call.Write(ctx, status); err != nil {
 				return err
 			}
 		}
-		w.log.say(builds.LevelInfo, "%s", textOf(step))
+		w.Log.Say(builds.LevelInfo, "%s", textOf(step))
 		if err := w.runStep(ctx, s, step, in); err != nil {
 			return err
 		}
@@ -121,8 +122,8 @@ func (w *work) runLayer(ctx context.Context, l *layer) error {
 }
 
 // runStep runs one step, and applies what it sets.
-func (w *work) runStep(ctx context.Context, s *started, step *barchan.BuildStep, in *inputs) error {
-	ctx, stop := context.WithTimeoutCause(ctx, stepTimeout, refuse(w.log.step, "the step took longer than %s", stepTimeout))
+func (w *Work) runStep(ctx context.Context, s *started, step *barchan.BuildStep, in *inputs) error {
+	ctx, stop := context.WithTimeoutCause(ctx, stepTimeout, buildlog.Refuse(w.Log.Step, "the step took longer than %s", stepTimeout))
 	defer stop()
 	var err error
 	switch step.Type {
@@ -147,23 +148,23 @@ func (w *work) runStep(ctx context.Context, s *started, step *barchan.BuildStep,
 }
 
 // command runs a command of a user, with more variables, and with the error's text as clients of E2B know it.
-func (w *work) command(ctx context.Context, s *started, user, command string, env map[string]string) error {
+func (w *Work) command(ctx context.Context, s *started, user, command string, env map[string]string) error {
 	return w.program(ctx, s, user, fmt.Sprintf("run command '%s'", command), w.settings.Workdir, env, runScript, command)
 }
 
 // script runs a script of ours as root.
-func (w *work) script(ctx context.Context, s *started, what, script string, args ...string) error {
+func (w *Work) script(ctx context.Context, s *started, what, script string, args ...string) error {
 	return w.program(ctx, s, rootUser, what, "/", nil, script, args...)
 }
 
-func (w *work) program(ctx context.Context, s *started, user, what, dir string, more map[string]string, script string, args ...string) error {
+func (w *Work) program(ctx context.Context, s *started, user, what, dir string, more map[string]string, script string, args ...string) error {
 	agent, err := w.r.Agents.AgentAs(s.Sandbox, user)
 	if err != nil {
 		return err
 	}
-	out, trouble := w.output(builds.LevelInfo), w.output(builds.LevelWarn)
-	defer out.flush()
-	defer trouble.flush()
+	out, trouble := w.Log.Output(builds.LevelInfo), w.Log.Output(builds.LevelWarn)
+	defer out.Flush()
+	defer trouble.Flush()
 	env := map[string]string{}
 	maps.Copy(env, w.settings.Env)
 	maps.Copy(env, more)
@@ -172,7 +173,7 @@ func (w *work) program(ctx context.Context, s *started, user, what, dir string, 
 		return w.agentError(ctx, s, what, err)
 	}
 	if exit != 0 {
-		return refuse(w.log.step, "failed to %s: command failed: exit status %d", what, exit)
+		return buildlog.Refuse(w.Log.Step, "failed to %s: command failed: exit status %d", what, exit)
 	}
 	return nil
 }
@@ -181,8 +182,8 @@ func (w *work) program(ctx context.Context, s *started, user, what, dir string, 
 const endTime = 5 * time.Second
 
 // agentError tells an agent's refusal, and the end of its sandbox, which another attempt would meet too, from a fault on the way to it.
-func (w *work) agentError(ctx context.Context, s *started, what string, err error) error {
-	if f, is := errors.AsType[*failure](context.Cause(ctx)); is {
+func (w *Work) agentError(ctx context.Context, s *started, what string, err error) error {
+	if f, is := errors.AsType[*buildlog.Failure](context.Cause(ctx)); is {
 		return f
 	}
 	if ctx.Err() != nil {
@@ -191,17 +192,17 @@ func (w *work) agentError(ctx context.Context, s *started, what string, err erro
 	if c, is := errors.AsType[*connect.Error](err); is {
 		switch c.Code() { //nolint:exhaustive // all others may pass
 		case connect.CodeUnauthenticated, connect.CodeInvalidArgument, connect.CodeNotFound, connect.CodePermissionDenied:
-			return refuse(w.log.step, "failed to %s: command failed: %s", what, c.Error())
+			return buildlog.Refuse(w.Log.Step, "failed to %s: command failed: %s", what, c.Error())
 		}
 	}
 	if why := w.endOf(ctx, s); why != "" { // such as one without memory
-		return refuse(w.log.step, "failed to %s: its sandbox has ended: %s", what, why)
+		return buildlog.Refuse(w.Log.Step, "failed to %s: its sandbox has ended: %s", what, why)
 	}
 	return fmt.Errorf("%s: %w: %w", what, err, errs.ErrUnavailable)
 }
 
 // endOf returns why a sandbox has ended; empty if it has not.
-func (w *work) endOf(ctx context.Context, s *started) (why string) {
+func (w *Work) endOf(ctx context.Context, s *started) (why string) {
 	ctx, stop := context.WithTimeout(ctx, endTime)
 	defer stop()
 	_, _ = w.r.Objects.WaitSandbox(ctx, client.ObjectKeyFromObject(s), func(now *agents.Sandbox) (bool, error) { // it runs if the time ends
@@ -214,13 +215,8 @@ func (w *work) endOf(ctx context.Context, s *started) (why string) {
 	return why
 }
 
-// output returns a writer of the log for the current step.
-func (w *work) output(level string) *log {
-	return &log{r: w.r, build: w.build.UID, step: w.log.step, level: level, mask: w.mask}
-}
-
 // copy copies the files of an archive. Without an owner uploaded ones are the current user's, and those of a stage stay as they are.
-func (w *work) copy(ctx context.Context, s *started, step *barchan.BuildStep, archive string) error {
+func (w *Work) copy(ctx context.Context, s *started, step *barchan.BuildStep, archive string) error {
 	args := append(append([]string(nil), step.Args...), "", "")[:4]
 	dest := absolute(args[1], w.settings.Workdir)
 	if strings.HasSuffix(args[1], "/") || path.Base(args[1]) == "." {
@@ -240,10 +236,10 @@ func (w *work) copy(ctx context.Context, s *started, step *barchan.BuildStep, ar
 }
 
 // unpack moves what source names in an archive to its destination, by the sandbox's own programs.
-func (w *work) unpack(ctx context.Context, s *started, what, archive, source, dest, owner, mode string) error {
-	files, err := w.r.Store.Files(w.build.Namespace, archive)
+func (w *Work) unpack(ctx context.Context, s *started, what, archive, source, dest, owner, mode string) error {
+	files, err := w.r.Store.Files(w.Build.Namespace, archive)
 	if errors.Is(err, errs.ErrNotFound) {
-		return refuse(w.log.step, "the files of the step are not there any more; build again, or upload them again")
+		return buildlog.Refuse(w.Log.Step, "the files of the step are not there any more; build again, or upload them again")
 	} else if err != nil {
 		return err
 	}
