@@ -56,8 +56,12 @@ func (o *objects) waits(s *agents.Sandbox, full string) bool {
 	return (phase == sandbox.Pending || phase == sandbox.Starting) && o.names(&s.Spec.PodTemplate.Spec, full)
 }
 
-// builtFrom reports whether a build or one of its stages starts from an image.
-func (o *objects) builtFrom(b *barchan.TemplateBuildSpec, full string) bool {
+// builtFrom reports whether a build that has not ended, or one of its stages, starts from an image.
+func (o *objects) builtFrom(build *barchan.TemplateBuild, full string) bool {
+	b := &build.Spec
+	if build.Status.Phase == barchan.BuildReady || build.Status.Phase == barchan.BuildFailed {
+		return false
+	}
 	return b.From != nil && o.is(b.From.Image, full) || slices.ContainsFunc(b.Stages, func(s barchan.BuildStage) bool { return o.is(s.From.Image, full) })
 }
 
@@ -88,8 +92,7 @@ func (o *objects) users(full string, made []sandbox.Ref, checkpoints []sandbox.C
 		}
 	}
 	for i := range o.builds {
-		b := &o.builds[i]
-		if b.Status.Phase != barchan.BuildReady && b.Status.Phase != barchan.BuildFailed && o.builtFrom(&b.Spec, full) {
+		if b := &o.builds[i]; o.builtFrom(b, full) {
 			u.builds = append(u.builds, b.Namespace+"/"+b.Name)
 		}
 	}
