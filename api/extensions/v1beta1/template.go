@@ -103,7 +103,7 @@ type TemplateBarchanSpec struct {
 // SandboxTemplate is the blueprint of sandboxes. It has no status.
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=sandboxtemplate
-// +kubebuilder:validation:XValidation:rule="!has(self.spec.barchan) || !has(self.spec.barchan.tagOf) || self.metadata.name.startsWith(self.spec.barchan.tagOf.templateName + '.')",message="must be the name of the object of the tag in spec.barchan.tagOf",fieldPath=".metadata.name"
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.barchan) || !has(self.spec.barchan.tagOf) || self.metadata.name.startsWith(self.spec.barchan.tagOf.templateName + '.')",message="must be the name of the object of the tag in spec.barchan.tagOf"
 // +kubebuilder:validation:XValidation:rule="(has(self.spec.barchan) && has(self.spec.barchan.tagOf)) == (has(oldSelf.spec.barchan) && has(oldSelf.spec.barchan.tagOf)) && (!has(self.spec.barchan) || !has(self.spec.barchan.tagOf) || self.spec.barchan.tagOf == oldSelf.spec.barchan.tagOf)",message="is immutable",fieldPath=".spec.barchan.tagOf"
 // +kubebuilder:printcolumn:name="Template",type=string,JSONPath=`.spec.barchan.tagOf.templateName`
 // +kubebuilder:printcolumn:name="Tag",type=string,JSONPath=`.spec.barchan.tagOf.tag`

@@ -164,7 +164,7 @@ func TestPacedRestore(t *testing.T) {
 		state := filepath.Join(broken, "checkpoint.img")
 		b, err := os.ReadFile(state)
 		must(t, err)
-		copy(b[len(b)/2:], make([]byte, 4096))
+		invertMiddle(b)
 		must(t, os.WriteFile(state, b, 0o600))
 		next := first.copyOf(t)
 		_, err = l.Restore(t.Context(), next.id, next.bundle, broken, next.console, RestoreOptions{Background: true, Later: func(func(context.Context)) {

@@ -49,7 +49,7 @@ func made(t *testing.T, dir string, users ...string) *volumes.Store {
 }
 
 // What was left half-made or half-removed is removed, and what is whole stays.
-func TestOpenSweeps(t *testing.T) {
+func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	made(t, dir)
 	for _, name := range []string{".making-x/data/deep", ".removed-y/data", "team/data/uploads"} {
@@ -58,6 +58,9 @@ func TestOpenSweeps(t *testing.T) {
 		}
 	}
 	s := open(t, dir)
+	if err := s.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 1 {
 		t.Errorf("left: %v, %v", left, err)
