@@ -268,7 +268,7 @@ func TestPullsAreShared(t *testing.T) {
 	left, leave := context.WithCancel(t.Context())
 	for i := range waiters {
 		all.Go(func() {
-			ctx := t.Context()
+			ctx := t.Context() //nolint:contextcheck // that of the others ends early
 			if i == 0 {
 				ctx = left
 			}
