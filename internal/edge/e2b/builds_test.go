@@ -168,8 +168,8 @@ func (f *fixture) wantBuilt() {
 	}
 	spec.Steps[0].FilesHash = ""
 	got := fmt.Sprintf("%s %s %s %+v %s %s", spec.From.Image, spec.CPU, spec.Memory, spec.Steps, spec.StartCommand, spec.ReadyCommand)
-	want := "debian:12 2 512Mi [{Type:Copy Args:[src /app/ root 0755] FilesHash: Force:false} {Type:Run Args:[echo hi root] FilesHash: Force:false}" +
-		" {Type:Workdir Args:[/app] FilesHash: Force:false} {Type:User Args:[user] FilesHash: Force:false} {Type:Env Args:[A b C d] FilesHash: Force:false}] sleep 1 sleep 1"
+	want := "debian:12 2 512Mi [{Type:Copy Args:[src /app/ root 0755] FilesHash: From:<nil> Mounts:[] Network: Force:false} {Type:Run Args:[echo hi root] FilesHash: From:<nil> Mounts:[] Network: Force:false}" +
+		" {Type:Workdir Args:[/app] FilesHash: From:<nil> Mounts:[] Network: Force:false} {Type:User Args:[user] FilesHash: From:<nil> Mounts:[] Network: Force:false} {Type:Env Args:[A b C d] FilesHash: From:<nil> Mounts:[] Network: Force:false}] sleep 1 sleep 1"
 	if got != want {
 		f.t.Errorf("the build is\n%s, want\n%s", got, want)
 	}

@@ -53,7 +53,7 @@ func Command(a *app.App) *cobra.Command {
 			"  barchan run --template $(barchan build -t web .) -- ps",
 	}
 	f := cmd.Flags()
-	f.StringVarP(&o.name, "tag", "t", "", "name of the template, which is made or replaced; NAME:TAG for another tag than default (required)")
+	f.StringVarP(&o.name, "tag", "t", "", "`NAME[:TAG]` of the template to make or replace (required)")
 	f.StringVarP(&o.file, "file", "f", "", "the Dockerfile, or - (default DIR/Dockerfile)")
 	f.StringArrayVar(&o.buildArgs, "build-arg", nil, "`NAME=VALUE` of an ARG, or the NAME of a variable of the environment")
 	f.StringArrayVar(&o.secrets, "secret", nil, "`id=ID,src=FILE` or id=ID,env=NAME of a secret for RUN --mount=type=secret")
