@@ -86,6 +86,8 @@ func matrix() (all []crash) {
 		{op: buildTemplate, at: `templatebuild/status templatebuild/status:2 templatebuild/sandbox templatebuild/sandbox:3 templatebuild/packed templatebuild/packed:2 templatebuild/checkpoint
 			templatebuild/checkpoint:3 checkpointobject/intended node/capture_copied checkpointobject/captured templatebuild/template`},
 		{op: buildTemplate, at: "templatebuild/sandbox", then: "templatebuild/checkpoint"},
+		{op: assignTags, at: "tag/used tag/assigned tag/assigned:2"},
+		{op: removeTags, at: "tag/removed"},
 		{op: makeVolume, at: "volume/made volumeobject/status volume/uploaded"},
 		{op: mountVolume, at: "row/making node/bundle row/live"},
 		{op: dropVolume, at: "volume/unlinked volume/removed volumeobject/released"},

@@ -35,6 +35,7 @@ var names = []string{
 	"warmup/seeded", "warmup/checkpointed", "warmup/unseeded",
 	"volume/made", "volumeobject/status", "volume/uploaded", "volume/unlinked", "volume/removed", "volumeobject/released",
 	"templatebuild/status", "templatebuild/sandbox", "templatebuild/packed", "templatebuild/checkpoint", "templatebuild/template",
+	"tag/used", "tag/assigned", "tag/removed",
 
 	// The controller of sandboxes.
 	"sandbox/seen", "sandbox/driven", "sandbox/status", "sandbox/removed", "sandbox/released",
