@@ -88,6 +88,8 @@ func matrix() (all []crash) {
 		{op: buildPrivate, at: "templatebuild/credentials images/pulled images/grant"},
 		{op: removeImage, at: "images/removed"},
 		{op: buildTemplate, at: "templatebuild/sandbox", then: "templatebuild/checkpoint"},
+		{op: assignTags, at: "tag/used tag/assigned tag/assigned:2"},
+		{op: removeTags, at: "tag/removed"},
 		{op: makeVolume, at: "volume/made volumeobject/status volume/uploaded"},
 		{op: mountVolume, at: "row/making node/bundle row/live"},
 		{op: dropVolume, at: "volume/unlinked volume/removed volumeobject/released"},

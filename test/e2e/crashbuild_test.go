@@ -3,6 +3,8 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,32 +24,94 @@ var buildTemplate = operation{
 			w.t.Errorf("the steps have written %q", got)
 		}
 		w.exec(s.id, "pgrep -f 'sleep 12345'")
-		for _, name := range []string{s.name, s.name + ".v1"} { // neither tag is left behind
-			t := &extensions.SandboxTemplate{}
-			if err := w.objects.Get(w.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, t); err != nil || t.Labels[barchan.LabelBuild] != s.name {
-				w.t.Errorf("the object %s: %v %v", name, err, t.Labels)
+		w.tags(s, "default", "v1") // neither is left behind
+	},
+	cleanup: removeBuilt,
+}
+
+// assignTags points two tags at a build; removeTags removes them.
+var (
+	assignTags = operation{
+		name: "assignment of tags", storeAfter: neverOnDisk, prepare: builtSubject, do: assignToSubject,
+		check: func(w *fixture, s *subject) {
+			w.tags(s, "default", "stable", "v1")
+			w.need(createOf(w.t.Context(), w, s, s.name+":stable"))
+			if got := w.exec(s.id, "cat /tmp/built"); got != s.name {
+				w.t.Errorf("a sandbox of the tag has %q", got)
 			}
+		}, cleanup: removeBuilt,
+	}
+	removeTags = operation{
+		name: "removal of tags", storeAfter: neverOnDisk,
+		prepare: func(w *fixture) *subject {
+			s := builtSubject(w)
+			w.need(assignToSubject(w.t.Context(), w, s))
+			return s
+		},
+		do: func(ctx context.Context, w *fixture, s *subject) error {
+			_, err := w.send(ctx, http.MethodDelete, "/templates/tags", "", map[string]any{"name": s.name, "tags": []string{"v1", "stable"}}, nil)
+			return err
+		},
+		check: func(w *fixture, s *subject) { w.tags(s, "default") }, cleanup: removeBuilt,
+	}
+)
+
+func builtSubject(w *fixture) *subject {
+	s := newSubject("tag")
+	w.need(buildOf(w.t.Context(), w, s, &barchan.TemplateBuildSpec{
+		TemplateName: s.name, From: &barchan.BuildSource{TemplateName: "warm"}, Steps: []barchan.BuildStep{{Type: barchan.StepRun, Args: []string{"echo " + s.name + " > /tmp/built"}}},
+	}))
+	return s
+}
+
+func assignToSubject(ctx context.Context, w *fixture, s *subject) error {
+	_, err := w.send(ctx, http.MethodPost, "/templates/tags", "", map[string]any{"target": s.name, "tags": []string{"v1", "stable"}}, nil)
+	return err
+}
+
+// tags fails unless the subject's template has these tags, each of its build and with the same checkpoint.
+func (w *fixture) tags(s *subject, want ...string) {
+	w.t.Helper()
+	var list extensions.SandboxTemplateList
+	w.need(w.objects.List(w.t.Context(), &list, client.InNamespace("default")))
+	var got []string
+	checkpoints := map[string]bool{}
+	for i := range list.Items {
+		t := &list.Items[i]
+		name, tag := t.NameAndTag()
+		if name != s.name {
+			continue
 		}
-	},
-	cleanup: func(w *fixture, s *subject) {
-		if s.id != "" {
-			killSubject(w, s)
+		got = append(got, tag)
+		checkpoints[t.Spec.Barchan.Sandbox.Restore.CheckpointName] = true
+		if t.Labels[barchan.LabelBuild] != s.name {
+			w.t.Errorf("tag %s has the labels %v", tag, t.Labels)
 		}
-		for _, o := range []client.Object{&barchan.TemplateBuild{}, &extensions.SandboxTemplate{}} {
-			o.SetNamespace("default")
-			o.SetName(s.name)
-			w.need(client.IgnoreNotFound(w.objects.Delete(w.t.Context(), o)))
-		}
-		v1 := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name + ".v1"}}
-		w.need(client.IgnoreNotFound(w.objects.Delete(w.t.Context(), v1)))
-		w.need(w.objects.DeleteAllOf(w.t.Context(), &barchan.Checkpoint{}, client.InNamespace("default"), client.MatchingLabels{barchan.LabelPurpose: barchan.PurposeBuild}))
-		w.noCheckpoint()
-	},
+	}
+	if slices.Sort(got); !slices.Equal(got, want) || len(checkpoints) != 1 {
+		w.t.Errorf("tags %v of checkpoints %v, want %v", got, checkpoints, want)
+	}
+}
+
+// removeBuilt removes a subject, its build and what that made.
+func removeBuilt(w *fixture, s *subject) {
+	if s.id != "" {
+		killSubject(w, s)
+	}
+	objects := []client.Object{&barchan.TemplateBuild{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name}}}
+	for _, tag := range []string{"default", "v1", "stable"} {
+		objects = append(objects, &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: extensions.TagObject(s.name, tag)}})
+	}
+	for _, o := range objects {
+		w.need(client.IgnoreNotFound(w.objects.Delete(w.t.Context(), o)))
+	}
+	w.need(w.objects.DeleteAllOf(w.t.Context(), &barchan.Checkpoint{}, client.InNamespace("default"), client.MatchingLabels{barchan.LabelPurpose: barchan.PurposeBuild}))
+	w.noCheckpoint()
 }
 
 // buildSubject asks for a build, once, and waits for its end.
 func buildSubject(ctx context.Context, w *fixture, s *subject) error {
-	b := &barchan.TemplateBuild{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name}, Spec: barchan.TemplateBuildSpec{
+	return buildOf(ctx, w, s, &barchan.TemplateBuildSpec{
 		TemplateName: s.name, Tags: []string{"default", "v1"}, From: &barchan.BuildSource{TemplateName: "warm"}, StartCommand: "sleep 12345", ReadyCommand: "pgrep -f 'sleep 12345'",
 		Stages: []barchan.BuildStage{{Name: "first", From: barchan.BuildSource{TemplateName: "warm"}, Steps: []barchan.BuildStep{
 			{Type: barchan.StepRun, Args: []string{"echo 1 > /tmp/cached/one && cp /tmp/cached/one /tmp/one && : " + s.name, "root"}, Mounts: []barchan.BuildMount{{Type: barchan.MountCache, Target: "/tmp/cached"}}},
@@ -55,7 +119,12 @@ func buildSubject(ctx context.Context, w *fixture, s *subject) error {
 		Steps: []barchan.BuildStep{
 			{Type: barchan.StepCopy, Args: []string{"/tmp/one", "/tmp/steps", "user"}, From: &barchan.StageFiles{Stage: "first"}}, {Type: barchan.StepRun, Args: []string{"echo 2 >> /tmp/steps"}},
 		},
-	}}
+	})
+}
+
+// buildOf asks for a build with the subject's name, once, and waits for its end.
+func buildOf(ctx context.Context, w *fixture, s *subject, spec *barchan.TemplateBuildSpec) error {
+	b := &barchan.TemplateBuild{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name}, Spec: *spec}
 	if err := w.objects.Create(ctx, b); client.IgnoreAlreadyExists(err) != nil {
 		return err
 	}

@@ -11,6 +11,6 @@ func TestClients(t *testing.T) {
 	s.start()
 	s.must("image", "build", "base")
 	for _, suite := range []string{"base", "behaviour", "cli", "computesdk", "agents", "mastra"} {
-		t.Run(suite, func(t *testing.T) { runSDK(t, suite+".test.mjs", s.in(t).clientEnv()) })
+		t.Run(suite, func(t *testing.T) { runSDK(t, suite+".test.mjs", append(s.in(t).clientEnv(), "BASE_IMAGE="+baseImage)) })
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,9 +18,7 @@ import (
 	"testing"
 
 	"github.com/creack/pty"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
@@ -43,8 +40,10 @@ type builds struct {
 	cached int  // that many steps first
 	fails  int  // the number of the step; zero: none
 	stays  bool // it does not end
-	gone   int  // that many reads of the status fail
-	reason *restclient.BuildReason
+	// canceled: it was asked for, and not refused, which refuses has it do.
+	canceled, refuses bool
+	gone              int // that many reads of the status fail
+	reason            *restclient.BuildReason
 }
 
 func (b *builds) serve(w http.ResponseWriter, r *http.Request) bool {
@@ -78,6 +77,13 @@ func (b *builds) serve(w http.ResponseWriter, r *http.Request) bool {
 	case r.Method+" "+r.URL.Path == "POST /v2/templates/t1/builds/"+buildID:
 		b.start(r)
 		w.WriteHeader(http.StatusAccepted)
+	case r.Method+" "+r.URL.Path == "DELETE /templates/t1/builds/"+buildID:
+		if b.refuses {
+			refuse(w, http.StatusConflict, "the build has ended")
+			return true
+		}
+		b.canceled = true
+		w.WriteHeader(http.StatusNoContent)
 	case r.URL.Path == "/templates/t1/builds/"+buildID+"/status":
 		b.status(w, r)
 	default:
@@ -315,53 +321,41 @@ func TestBuildFails(t *testing.T) {
 	s.run("", args...).want(t, 1, "", "barchan: ")
 }
 
-// TestBuildInterrupted sends SIGINT to a build that cannot be canceled, for there is no Kubernetes API.
+// TestBuildInterrupted sends SIGINT to a build, and to one that the server does not cancel.
 func TestBuildInterrupted(t *testing.T) {
-	s, b, dir := newBuilds(t, webFiles)
-	b.stays = true
-	p := s.program()
-	p.start("build", "-t", "web", "--build-arg", "V=3", dir)
-	eventually.True(t, "the build is followed", func() bool {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		return b.polls > 3
-	})
-	if err := p.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
-	_ = p.Wait() // its code is checked
-	if got := p.ProcessState.ExitCode(); got != 130 || !strings.Contains(p.talk.String(), "build "+buildID+" goes on without this program") ||
-		!strings.Contains(p.talk.String(), "`kubectl delete templatebuild "+buildID+"` cancels it\n") {
-		t.Errorf("exit code %d, %s", got, p.talk.String())
-	}
-}
-
-// testBuildCanceled interrupts a build whose object can be deleted.
-func (s *server) testBuildCanceled(t *testing.T) {
-	s.builds = &builds{t: t, uploads: map[string][]byte{}, stays: true}
-	defer func() { s.builds = nil }()
-	k, err := (&app.App{Kubeconfig: s.status.Addresses.Kubeconfig, LookupEnv: os.LookupEnv}).Kube(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := k.Create(t.Context(), app.BuildsResource, &barchan.TemplateBuild{
-		TypeMeta:   metav1.TypeMeta{APIVersion: barchan.GroupVersion.String(), Kind: "TemplateBuild"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: buildID}, Spec: barchan.TemplateBuildSpec{TemplateName: "web"},
-	}); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		eventually.True(t, "the build is followed", func() bool {
-			s.builds.mu.Lock()
-			defer s.builds.mu.Unlock()
-			return s.builds.polls > 3
+	for name, c := range map[string]struct {
+		refuses bool
+		want    []string
+	}{
+		"canceled": {false, []string{"build " + buildID + " is canceled\n"}},
+		"refused":  {true, []string{"build " + buildID + " may go on (the build has ended", "`kubectl delete templatebuild " + buildID + "` cancels it\n"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, b, dir := newBuilds(t, webFiles)
+			b.stays, b.refuses = true, c.refuses
+			p := s.program()
+			p.start("build", "-t", "web", "--build-arg", "V=3", dir)
+			eventually.True(t, "the build is followed", func() bool {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				return b.polls > 3
+			})
+			if err := p.Process.Signal(syscall.SIGINT); err != nil {
+				t.Fatal(err)
+			}
+			_ = p.Wait() // its code is checked
+			if got := p.ProcessState.ExitCode(); got != 130 {
+				t.Errorf("exit code %d", got)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(p.talk.String(), want) {
+					t.Errorf("it says %s, want %s", p.talk.String(), want)
+				}
+			}
+			if b.canceled == c.refuses {
+				t.Errorf("the server has canceled it: %v", b.canceled)
+			}
 		})
-		cancel()
-	}()
-	s.runContext(ctx, strings.NewReader("FROM x\n"), "build", "-t", "web", "-f", "-", t.TempDir()).want(t, 130, "", "build "+buildID+" is canceled\n")
-	if _, err := app.Get[barchan.TemplateBuild](t.Context(), k, app.BuildsResource, "default", buildID); err == nil {
-		t.Error("the object is still there")
 	}
 }
 

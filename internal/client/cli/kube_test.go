@@ -65,7 +65,6 @@ func TestObjects(t *testing.T) {
 	t.Run("namespace of a key", s.testKeysNamespace)
 	t.Run("variant", s.testVariant)
 	t.Run("checkpoint", s.testCheckpoint)
-	t.Run("canceled build", s.testBuildCanceled)
 }
 
 const checkpointObjects = `

@@ -145,6 +145,11 @@ func (c *Client) BuildStatus(ctx context.Context, b Build, offset int) (BuildSta
 	return out, err
 }
 
+// CancelBuild ends a build that runs or waits for its steps; one that has ended is an errs.ErrConflict.
+func (c *Client) CancelBuild(ctx context.Context, b Build) error {
+	return c.do(ctx, http.MethodDelete, b.path(), nil)
+}
+
 func (b Build) path() string {
 	return "/templates/" + url.PathEscape(b.TemplateID) + "/builds/" + url.PathEscape(b.BuildID)
 }

@@ -1,15 +1,20 @@
 package e2b
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
@@ -46,6 +51,24 @@ func (b *builder) tags(template string, made ...string) string {
 	return strings.Join(got, " ")
 }
 
+// restoring has a template start from the files of a checkpoint, as real builds do.
+func (b *builder) restoring(template, checkpoint string) {
+	b.t.Helper()
+	o, c := &extensions.SandboxTemplate{}, &barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: checkpoint}}
+	if err := b.cluster.Get(b.t.Context(), types.NamespacedName{Namespace: team, Name: template}, o); err != nil {
+		b.t.Fatal(err)
+	}
+	o.Spec.Barchan.Sandbox.Restore = &agents.RestoreSource{CheckpointName: checkpoint, FilesOnly: true}
+	if err := errors.Join(b.cluster.Create(b.t.Context(), c), b.cluster.Update(b.t.Context(), o)); err != nil {
+		b.t.Fatal(err)
+	}
+	eventually.NoError(b.t, "the checkpoint is ready", func() error { // the cluster, which finds no sandbox to capture, writes too
+		err := b.cluster.Get(b.t.Context(), client.ObjectKeyFromObject(c), c)
+		c.Status.Phase = barchan.CheckpointReady
+		return errors.Join(err, b.cluster.Status().Update(b.t.Context(), c))
+	})
+}
+
 func TestTags(t *testing.T) {
 	f, files := newBuildFixture(t, builds.Config{})
 	b := &builder{f, files}
@@ -58,6 +81,7 @@ func TestTags(t *testing.T) {
 	if got := b.tags("mine", one, two); got != "default=2 stable=1 v1=1 v2_x=2" {
 		t.Errorf("after the second build: %s", got)
 	}
+	b.restoring("mine", "files-of-two")
 	var assigned AssignedTags
 	f.want(201, &assigned, "POST", "/templates/tags", `{"target":"mine:default","tags":["stable","LATEST"]}`)
 	if assigned.BuildID != two || fmt.Sprint(assigned.Tags) != "[stable latest]" {
@@ -67,6 +91,10 @@ func TestTags(t *testing.T) {
 	f.want(404, nil, "POST", "/templates/tags", `{"target":"mine:v9","tags":["old"]}`)
 	if got := b.tags("mine", one, two); got != "default=2 latest=2 old=1 stable=2 v1=1 v2_x=2" {
 		t.Errorf("after the assignments: %s", got)
+	}
+	var kept barchan.Checkpoint
+	if err := f.cluster.Get(t.Context(), types.NamespacedName{Namespace: team, Name: "files-of-two"}, &kept); err != nil || barchan.ExactTime(&kept, barchan.AnnotationUsedAt).IsZero() {
+		t.Errorf("the checkpoint is not marked as used: %v %v", err, kept.Annotations)
 	}
 	var list []Template
 	f.want(200, &list, "GET", "/templates", "")

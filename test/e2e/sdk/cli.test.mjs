@@ -2,7 +2,7 @@
 import test, { after, before } from 'node:test'
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
-import { mkdtemp, rm } from 'node:fs/promises'
+import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { Sandbox } from 'e2b'
@@ -21,6 +21,20 @@ after(async () => {
 const e2b = (...args) => new Promise((resolve) => {
   execFile(process.execPath, [program, ...args], { env: { ...process.env, HOME: home, NO_COLOR: '1' }, timeout: 60_000, killSignal: 'SIGKILL' },
     (error, stdout, stderr) => resolve({ code: error ? error.code ?? error.signal : 0, stdout, stderr, talk: `${stdout}${stderr}` })).stdin.end()
+})
+// onTerminal types into the command on a terminal, as a person would, and returns what that shows.
+const onTerminal = (typed, ...args) => new Promise((resolve) => {
+  const words = [process.execPath, program, ...args].map((w) => `'${w}'`).join(' ')
+  const child = execFile('script', ['-qec', words, '/dev/null'], { env: { ...process.env, HOME: home, NO_COLOR: '1', TERM: 'xterm' }, timeout: 60_000, killSignal: 'SIGKILL' },
+    (error, stdout) => resolve({ code: error ? error.code ?? error.signal : 0, talk: stdout }))
+  let seen = ''
+  child.stdout.on('data', (text) => {
+    seen += text
+    if (typed && /[$#] $/.test(seen.replace(/\x1b\[[?0-9;]*[a-zA-Z]/g, ''))) {
+      child.stdin.write(typed)
+      typed = ''
+    }
+  })
 })
 const ok = async (...args) => {
   const res = await e2b(...args)
@@ -59,4 +73,27 @@ test('metrics, pause, resume, kill', async () => {
   assert.equal(await sbx.isRunning(), true)
   await ok('sandbox', 'kill', sbx.sandboxId)
   assert.equal(await sbx.isRunning(), false)
+})
+
+test('a template is created from a Dockerfile, listed and deleted', async () => {
+  await writeFile(join(home, 'e2b.Dockerfile'), `FROM ${process.env.BASE_IMAGE}\nRUN echo made > /made\n`)
+  await ok('template', 'create', 'of-the-cli', '--path', home, '--cpu-count', '1', '--memory-mb', '512')
+  const listed = JSON.parse(await ok('template', 'list', '--format', 'json'))
+  const one = listed.find((t) => t.aliases.includes('of-the-cli'))
+  assert.deepEqual([one.cpuCount, one.memoryMB, one.buildStatus], [1, 512, 'ready'])
+  const of = await Sandbox.create('of-the-cli')
+  try {
+    assert.equal((await of.commands.run('cat /made')).stdout, 'made\n')
+  } finally {
+    await of.kill()
+  }
+  await ok('template', 'delete', '-y', 'of-the-cli')
+  assert.doesNotMatch(await ok('template', 'list'), /of-the-cli/)
+  assert.notEqual((await e2b('template', 'delete', '-y', 'of-the-cli')).code, 0)
+})
+
+test('create has a terminal in a sandbox, which ends with it', async () => {
+  const { code, talk } = await onTerminal('echo answer-$((40+2)); exit\n', 'sandbox', 'create', 'base')
+  assert.match(talk, /answer-42/, `${code}\n${talk}`)
+  assert.equal(code, 0, talk)
 })

@@ -29,7 +29,6 @@ var (
 	PoolsResource       = extensions.GroupVersion.WithResource("sandboxwarmpools")
 	SandboxesResource   = agents.GroupVersion.WithResource("sandboxes")
 	RevisionsResource   = barchan.GroupVersion.WithResource("templaterevisions")
-	BuildsResource      = barchan.GroupVersion.WithResource("templatebuilds")
 	CheckpointsResource = barchan.GroupVersion.WithResource("checkpoints")
 	KeysResource        = barchan.GroupVersion.WithResource("apikeys")
 	EventsResource      = corev1.SchemeGroupVersion.WithResource("events")

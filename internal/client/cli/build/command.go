@@ -48,12 +48,12 @@ func Command(a *app.App) *cobra.Command {
 			"runs the steps in sandboxes and keeps the result of each, so that the next build runs only those after a change.\n" +
 			"CMD and ENTRYPOINT run in every sandbox of the template, HEALTHCHECK decides when it is ready. Without USER or WORKDIR,\n" +
 			"sandboxes have user \"user\" and /home/user. A secret is seen by the RUN --mount=type=secret that asks for it, and is kept\n" +
-			"nowhere. Ctrl-C cancels the build where the Kubernetes API is within reach.",
+			"nowhere. Ctrl-C cancels the build.",
 		Example: "  barchan build -t web .\n  barchan build -t web -f web.Dockerfile --build-arg VERSION=2 --cpus 2 --memory 1Gi src\n" +
 			"  barchan run --template $(barchan build -t web .) -- ps",
 	}
 	f := cmd.Flags()
-	f.StringVarP(&o.name, "tag", "t", "", "template to make or replace, NAME or NAME:TAG (required)")
+	f.StringVarP(&o.name, "tag", "t", "", "`NAME[:TAG]` of the template to make or replace (required)")
 	f.StringVarP(&o.file, "file", "f", "", "the Dockerfile, or - (default DIR/Dockerfile)")
 	f.StringArrayVar(&o.buildArgs, "build-arg", nil, "`NAME=VALUE` of an ARG, or the NAME of a variable of the environment")
 	f.StringArrayVar(&o.secrets, "secret", nil, "`id=ID,src=FILE` or id=ID,env=NAME of a secret for RUN --mount=type=secret")

@@ -12,13 +12,10 @@ import (
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 	"github.com/barchan-dev/barchan/internal/client/dockerfile"
-	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
@@ -328,26 +325,14 @@ func (f *Failure) error(file string) error {
 	return fmt.Errorf("%s: %s%s", at, what, f.Message)
 }
 
-// cancel ends an interrupted build. The REST API cannot; the object of the Kubernetes API can be deleted.
+// cancel ends an interrupted build.
 func (w *work) cancel(ctx context.Context) {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
 	defer stop()
-	if err := w.remove(ctx); err != nil {
-		fmt.Fprintf(w.a.Stderr, "build %[1]s goes on without this program (%[2]s);\n`kubectl get templatebuild %[1]s -w` follows it, `kubectl delete templatebuild %[1]s` cancels it\n",
+	if err := w.t.REST.CancelBuild(ctx, w.build); err != nil {
+		fmt.Fprintf(w.a.Stderr, "build %[1]s may go on (%[2]s);\n`kubectl get templatebuild %[1]s -w` follows it, `kubectl delete templatebuild %[1]s` cancels it\n",
 			w.build.BuildID, app.Message(err))
 		return
 	}
 	fmt.Fprintf(w.a.Stderr, "build %s is canceled\n", w.build.BuildID)
-}
-
-func (w *work) remove(ctx context.Context) error {
-	k, err := w.a.Kube(ctx)
-	if err != nil {
-		return err
-	}
-	namespace, err := w.t.REST.Namespace(ctx)
-	if err != nil {
-		return err
-	}
-	return kubeobjects.Error(k.Client.Resource(app.BuildsResource).Namespace(namespace).Delete(ctx, w.build.BuildID, metav1.DeleteOptions{}))
 }

@@ -16,6 +16,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
@@ -205,6 +206,7 @@ func (s *Service) touch(ctx context.Context, t *extensions.SandboxTemplate) erro
 			err = s.Objects.Update(ctx, c)
 		}
 		if err == nil {
+			failpoint.Reach("tag/used")
 			return nil
 		}
 		if !apierrors.IsConflict(err) || try == maxTries {
@@ -233,6 +235,7 @@ func (s *Service) assign(ctx context.Context, from *extensions.SandboxTemplate, 
 			err = s.Objects.Update(ctx, t)
 		}
 		if err == nil {
+			failpoint.Reach("tag/assigned")
 			return nil
 		}
 		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) || try == maxTries {
@@ -331,6 +334,7 @@ func (s *Service) remove(ctx context.Context, tags []extensions.SandboxTemplate)
 		if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) { // another of the name is not meant
 			return apistatus.From("delete template "+t.Name, err)
 		}
+		failpoint.Reach("tag/removed")
 		s.Log.InfoContext(ctx, "template deleted", telemetry.Namespace, t.Namespace, telemetry.Name, t.Name)
 	}
 	return nil
