@@ -54,7 +54,7 @@ var layers = [][]string{
 	},
 	4: {
 		"internal/control/claiming", "internal/control/agentclient", "internal/control/kubeauth", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
-		"internal/node/plan", "internal/node/probe", "internal/node/programs", "internal/client/cluster",
+		"internal/node/images", "internal/node/plan", "internal/node/probe", "internal/node/programs", "internal/client/cluster",
 	},
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/edge/sshd", "internal/adminapi", "internal/config", "internal/node/journal", "internal/node/references", "internal/testkit/kubeinstall"},
 	6:  {"internal/edge/e2b", "internal/node/registry", "internal/testkit/kubefakes"},
@@ -102,7 +102,7 @@ var owners = map[string][]string{
 		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/files",
 		"internal/client/cli/mcp", "internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes", "internal/client/cli/ssh",
 	},
-	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/base/portable", "internal/client/cluster"},
+	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/node/images", "internal/base/portable", "internal/client/cluster"},
 	"github.com/modelcontextprotocol/go-sdk": {"internal/client/cli/mcp"},
 	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
 	"github.com/moby/buildkit":               {"internal/client/dockerfile"},  // the syntax of Dockerfiles alone

@@ -1633,6 +1633,24 @@ func schema_barchan_api_barchan_v1alpha1_BuildSource(ref common.ReferenceCallbac
 							Format:      "",
 						},
 					},
+					"imagePullSecrets": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "ImagePullSecrets are Secrets of this namespace with credentials for the image's registry, at most 16.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(corev1.LocalObjectReference{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 					"templateName": {
 						SchemaProps: spec.SchemaProps{
 							Description: "TemplateName is a template of this namespace, or a public one.",
@@ -1643,6 +1661,8 @@ func schema_barchan_api_barchan_v1alpha1_BuildSource(ref common.ReferenceCallbac
 				},
 			},
 		},
+		Dependencies: []string{
+			corev1.LocalObjectReference{}.OpenAPIModelName()},
 	}
 }
 

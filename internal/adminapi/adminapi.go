@@ -37,6 +37,10 @@ type Images interface {
 	Pull(ctx context.Context, req adminclient.PullRequest, progress func(adminclient.Event)) (adminclient.Image, error)
 	// Import reads an OCI layout or a `docker save` from a tar.
 	Import(ctx context.Context, tar io.Reader, name string, progress func(adminclient.Event)) ([]adminclient.Image, error)
+	// Export writes an image as a tar.
+	Export(ctx context.Context, req adminclient.ImageExport, w io.Writer) error
+	// Prune removes images that nothing uses.
+	Prune(ctx context.Context, req adminclient.PruneRequest) ([]adminclient.Image, error)
 	// Remove refuses with an errs.ErrConflict what is in use; with force templates do not count.
 	Remove(ctx context.Context, ref string, force bool) error
 }
@@ -112,6 +116,8 @@ func (a *API) Handler() http.Handler {
 		images, err := a.cfg.Images.List(r.Context())
 		a.answer(w, r, orEmpty(images), err)
 	})
+	mux.HandleFunc("POST "+adminclient.PathImageExport, a.exportImage)
+	mux.HandleFunc("POST "+adminclient.PathPrune, a.prune)
 	mux.HandleFunc("DELETE "+adminclient.PathImages+"/{ref}", a.removeImage)
 	mux.HandleFunc("POST "+adminclient.PathBuildImage, a.buildImage)
 	mux.HandleFunc("POST "+adminclient.PathPull, a.pull)

@@ -105,6 +105,25 @@ func (b *backend) Import(_ context.Context, tar io.Reader, name string, progress
 	}
 }
 
+func (b *backend) Export(_ context.Context, req adminclient.ImageExport, w io.Writer) error {
+	switch req.Source {
+	case "none":
+		return errs.Public(errs.ErrNotFound, "no image none")
+	case "half":
+		_, _ = io.WriteString(w, "half a tar")
+		return errs.Public(errs.ErrUnavailable, "containerd went away")
+	}
+	_, err := io.WriteString(w, req.Namespace+"/"+req.Source+" as "+req.Name)
+	return err
+}
+
+func (b *backend) Prune(_ context.Context, req adminclient.PruneRequest) ([]adminclient.Image, error) {
+	if !req.All {
+		return nil, nil
+	}
+	return []adminclient.Image{{Ref: "x.test/unused:1"}}, nil
+}
+
 func (b *backend) Remove(_ context.Context, ref string, force bool) error {
 	b.forced = force
 	if _, ok := b.images[ref]; !ok {
@@ -230,6 +249,10 @@ func TestErrorsKeepTheirKind(t *testing.T) {
 	}
 	if err := client.RemoveImage(t.Context(), "reg.test:5000/a/b:1", true); err != nil || len(b.images) != 0 || !b.forced {
 		t.Errorf("remove a name with slashes: %v", err)
+	}
+	wantExports(t, client)
+	if gone, err := client.Prune(t.Context(), adminclient.PruneRequest{All: true}); err != nil || len(gone) != 1 || gone[0].Ref != "x.test/unused:1" {
+		t.Errorf("pruned %v, %v", gone, err)
 	}
 	b.ready = false
 	_, err = client.Images(t.Context())
@@ -367,6 +390,36 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		if _, err := New(cfg); !errors.Is(err, errs.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// wantExports exports an image, none, and one that breaks off.
+func wantExports(t *testing.T, client *adminclient.Client) {
+	t.Helper()
+	for source, want := range map[string]struct {
+		body string
+		open error
+		read error
+	}{
+		"a":    {body: "ns/a as n"},
+		"none": {open: errs.ErrNotFound},
+		"half": {body: "half a tar", read: errs.ErrUnavailable},
+		"":     {open: errs.ErrInvalid},
+	} {
+		in, err := client.ExportImage(t.Context(), adminclient.ImageExport{Namespace: "ns", Source: source, Name: "n"})
+		if !errors.Is(err, want.open) || (err != nil && want.open == nil) {
+			t.Errorf("export %q: %v, want %v", source, err, want.open)
+		}
+		if err != nil {
+			continue
+		}
+		body, err := io.ReadAll(in)
+		if string(body) != want.body || !errors.Is(err, want.read) || (err != nil && want.read == nil) {
+			t.Errorf("export %q: %q, %v", source, body, err)
+		}
+		if err := in.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -76,6 +76,16 @@ func (a *API) buildImage(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
+func (a *API) prune(w http.ResponseWriter, r *http.Request) {
+	var req adminclient.PruneRequest
+	err := decode(w, r, &req)
+	var gone []adminclient.Image
+	if err == nil {
+		gone, err = a.cfg.Images.Prune(r.Context(), req)
+	}
+	a.answer(w, r, orEmpty(gone), err)
+}
+
 func (a *API) pull(w http.ResponseWriter, r *http.Request) {
 	var req adminclient.PullRequest
 	err := decode(w, r, &req)

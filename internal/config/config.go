@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -101,7 +102,11 @@ type Config struct {
 
 	DefaultTemplate string
 	BaseImageRef    string
-	DefaultRuntime  string // gvisor or runc
+	DefaultRuntime  string            // gvisor or runc
+	RegistryMirrors []string          // REGISTRY=URL; see Registries
+	RegistryCAs     []string          // HOST=FILE
+	ImageStore      resource.Quantity // disk space of images; zero: any
+	MaxImage        resource.Quantity // compressed bytes of one that is pulled
 	SandboxCPU      resource.Quantity
 	SandboxMemory   resource.Quantity
 	SandboxPids     int
@@ -194,6 +199,8 @@ func Default() Config {
 		DefaultTemplate:     "base",
 		BaseImageRef:        "barchan.local/base:latest",
 		DefaultRuntime:      RuntimeGVisor,
+		ImageStore:          resource.MustParse("1Ti"),
+		MaxImage:            resource.MustParse("32Gi"),
 		SandboxCPU:          resource.MustParse("2"),
 		SandboxMemory:       resource.MustParse("512Mi"),
 		SandboxPids:         1024,
@@ -229,6 +236,30 @@ func (c *Config) complete() error {
 		c.NodeName = strings.Trim(strings.ToLower(strings.ReplaceAll(name, "_", "-")), ".-")
 	}
 	return nil
+}
+
+// Registries returns the mirrors by registry and the files of authorities by host. An error names the setting.
+func (c *Config) Registries() (mirrors map[string][]string, authorities map[string]string, err error) {
+	mirrors, authorities = map[string][]string{}, map[string]string{}
+	for _, text := range c.RegistryMirrors {
+		host, address, ok := strings.Cut(text, "=")
+		u, err := url.Parse(address)
+		if !ok || host == "" || strings.Contains(host, "/") || err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Host == "" || u.User != nil || u.RawQuery != "" {
+			return nil, nil, invalid("registryMirrors", "%q is not a mirror such as docker.io=https://mirror.example.com", text)
+		}
+		mirrors[host] = append(mirrors[host], address)
+	}
+	for _, text := range c.RegistryCAs {
+		host, file, ok := strings.Cut(text, "=")
+		if !ok || host == "" || strings.Contains(host, "/") || !filepath.IsAbs(file) {
+			return nil, nil, invalid("registryCAs", "%q is not a file of a host such as registry.example.com=/etc/barchan/ca.pem", text)
+		}
+		if _, twice := authorities[host]; twice {
+			return nil, nil, invalid("registryCAs", "%s has two files, want one", host)
+		}
+		authorities[host] = file
+	}
+	return mirrors, authorities, nil
 }
 
 // AdminSocket is where a running server is administered.

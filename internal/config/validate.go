@@ -303,8 +303,13 @@ func (c *Config) checkSandbox() error {
 		return invalid("sandboxPids", "%d is too few, want at least 16", c.SandboxPids)
 	case c.MaxTimeout < time.Second:
 		return invalid("maxTimeout", "%s is too short, want at least 1s", c.MaxTimeout)
+	case c.ImageStore.Sign() < 0:
+		return invalid("imageStore", "%s is negative, want 0 for any space, or more", &c.ImageStore)
+	case c.MaxImage.Sign() <= 0:
+		return invalid("maxImage", "%s is too little, want more than 0", &c.MaxImage)
 	}
-	return nil
+	_, _, err := c.Registries()
+	return err
 }
 
 func (c *Config) checkPools() error {

@@ -34,7 +34,7 @@ func (d *Daemon) earlyParts() adminops.Early {
 }
 
 func (d *Daemon) readyParts() adminops.Parts {
-	parts := adminops.Parts{Machine: d.machine, Apart: d.apart, Cache: d.cache, Routes: d.routes, Peers: d.peers, Kube: d.cfg.KubeAddr, Kubeconfig: d.cfg.Kubeconfig()}
+	parts := adminops.Parts{Machine: d.machine, Images: d.images, Apart: d.apart, Cache: d.cache, Routes: d.routes, Peers: d.peers, Kube: d.cfg.KubeAddr, Kubeconfig: d.cfg.Kubeconfig()}
 	if d.api == nil {
 		parts.Kube, parts.Kubeconfig = d.rest.Host, d.cfg.APIKubeconfig
 	} else if addr := d.api.Addr(); addr != nil {

@@ -209,7 +209,7 @@ func (d *Daemon) memoryControllers() []controllerSpec {
 }
 
 // imageDigest returns how builds learn an image's digest; nil where the images are those of another process.
-func (d *Daemon) imageDigest() func(ctx context.Context, ref string) (string, error) {
+func (d *Daemon) imageDigest() func(ctx context.Context, namespace, ref string, secrets []string) (string, error) {
 	if d.machine == nil {
 		return nil
 	}

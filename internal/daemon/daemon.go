@@ -33,6 +33,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/imagegc"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
@@ -87,6 +88,7 @@ type Daemon struct {
 	cache         *cache.Cache
 	objects       sandboxes.Objects  // past HTTP, where the API server is in this process
 	machine       *machine.Machine   // nil where no sandboxes run
+	images        *imagegc.Collector // beside machine
 	apart         *nodesocket.Client // of a server's node in a process of its own; nil: there is none
 	runner        *podrun.Runner     // nil but in a controller
 	routes        *route.Table

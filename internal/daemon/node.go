@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
+	"github.com/barchan-dev/barchan/internal/daemon/imagegc"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
 	"github.com/barchan-dev/barchan/internal/node"
@@ -25,6 +27,8 @@ func (d *Daemon) makeNode(ctx context.Context) (err error) {
 	}
 	d.machine, err = machine.New(&d.cfg.Config, d.cfg.Log, machine.Hooks{
 		Exists: d.exists, Objects: podObjects{d}, Tokens: d.tokens, Metrics: d.metrics, Health: d.health, Written: d.journalWritten, Repaired: d.repaired,
+		Pulling: d.pulling, ImagePulled: func() { d.images.Pulled() },
+		ImageRoom: func(ctx context.Context, bytes int64) error { return d.images.Room(ctx, bytes) },
 		Adopted: func(ctx context.Context, n *node.Node) error {
 			return machine.CheckNodeName(ctx, d.cfg.NodeName, n, d.cache)
 		},
@@ -32,7 +36,22 @@ func (d *Daemon) makeNode(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	d.images = imagegc.New(imagegc.Config{
+		Store: d.machine.Node.Images(), Node: d.machine.Node, Sizes: d.machine.Containers, Objects: d.cache.Live(),
+		Limit: hostcheck.ImageLimit(&d.cfg.Config), Log: d.cfg.Log,
+	})
 	return d.machine.CheckExternal(ctx)
+}
+
+// pulling writes an Event of a pull that a sandbox waits for.
+func (d *Daemon) pulling(ref sandbox.Ref, reason, text string) {
+	if d.recorder == nil {
+		return
+	}
+	s := &agents.Sandbox{}
+	s.APIVersion, s.Kind = agents.GroupVersion.String(), "Sandbox"
+	s.Namespace, s.Name, s.UID = ref.Namespace, ref.Name, ref.UID
+	d.recorder.Eventf(s, nil, corev1.EventTypeNormal, reason, "Pull", "%s", text)
 }
 
 // nodeServices are ready when running sandboxes are adopted. For a node in a process of its own they do not wait.
@@ -40,7 +59,7 @@ func (d *Daemon) nodeServices() services {
 	if d.apart != nil {
 		return services{boot.Background("node watch", func(ctx context.Context) error { return d.apart.Watch(ctx, d.health) })}
 	}
-	return append(d.machine.Services(), boot.Background("containerd health", d.watchContainerd))
+	return append(d.machine.Services(), boot.Background("containerd health", d.watchContainerd), boot.Background("image collector", d.images.Run))
 }
 
 // makeClaimTimes makes what a node knows of pools: it starts members after claims.

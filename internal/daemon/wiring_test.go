@@ -117,11 +117,11 @@ const apart = ", apart"
 // TestServices lists every background service of each role with all settings. Each is started by boot.Run.
 func TestServices(t *testing.T) {
 	for role, want := range map[string]string{
-		config.RoleServer: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node files, containerd, node, containerd health; " +
+		config.RoleServer: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node files, containerd, node, containerd health, image collector; " +
 			"routes: binder, routes; peers: peers; manager: manager; controllers: events, repairs, sandboxes, checkpoints, volumes, warm-ups, template builds, history, pools, claims; serve: idle, gateway",
 		config.RoleController: "lock: lock; bind: LISTENERS; caches: cache; pools: binder, routes; election: events, election",
 		config.RoleReplica:    "lock: lock; bind: LISTENERS; caches: cache; routes: binder, routes, watch proof; peers: peers; manager: manager; serve: gateway",
-		config.RoleNode: "lock: lock; bind: LISTENERS; caches: cache; node: node files, containerd, node, containerd health; " +
+		config.RoleNode: "lock: lock; bind: LISTENERS; caches: cache; node: node files, containerd, node, containerd health, image collector; " +
 			"claims: claims; controllers: events, repairs, sandboxes, checkpoints; serve: node socket",
 		apart: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node watch; routes: binder, routes; peers: peers; " +
 			"manager: manager; controllers: events, warm-ups, template builds, history, pools, claims; serve: idle, gateway",

@@ -167,7 +167,7 @@ func standIn(b *testing.B, n *Node) {
 	u := n.handles.Of(refOf(s))
 	p, err := n.planOf(s)
 	must(b, err)
-	image, err := n.host.FindImage(b.Context(), &p)
+	image, err := n.host.FindImage(b.Context(), &p, nil)
 	must(b, err)
 	w := n.host.Operation(&journal.Row{Stage: journal.Making, Plan: p, Digest: image.Digest})
 	w.Image = image

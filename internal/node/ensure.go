@@ -10,6 +10,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/operation"
@@ -123,6 +124,7 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 		Stage: journal.Making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: operation.RunOf(image),
 	})
 	w.Image, w.Origin, w.Initializing = image, from, n.initializing(p.Ref)
+	w.Pulling = func() func(ctrd.Progress) { return n.pullReports(p.Ref) }
 	if err := w.Resolve(ctx); err != nil { // before anything changes: it may be missing for long
 		return u.Observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
 	}

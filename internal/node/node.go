@@ -27,6 +27,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/capture"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/images"
 	"github.com/barchan-dev/barchan/internal/node/inventory"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
@@ -91,8 +92,12 @@ type Config struct {
 	AgentToken func(sandbox.ID) string
 	// Objects reads Secrets and ConfigMaps, which sandboxes refer to; nil: there are none.
 	Objects podsource.Objects
-	// Credentials for registries; nil means none.
-	Credentials ctrd.Credentials
+	// ImageRoom makes room for that many bytes of images, or returns why there is none; nil: there always is.
+	ImageRoom func(ctx context.Context, bytes int64) error
+	// ImagePulled is called after each pull; nil: not called.
+	ImagePulled func()
+	// OnPull gets the progress of the pull that a sandbox waits for, as text; nil: none.
+	OnPull func(ref sandbox.Ref, reason, text string)
 	// Exists reports whether the source of truth, not a cache, has a sandbox. The node removes orphans only if it returns
 	// false without an error. Nil: it removes none.
 	Exists func(ctx context.Context, ref sandbox.Ref) (bool, error)
@@ -136,6 +141,7 @@ type Node struct {
 	checkpoints *checkpoint.Store
 	transfer    *transfer.Transfer
 	host        *operation.Host
+	images      *images.Store
 	inventory   *inventory.Scanner
 	maker       *capture.Maker
 	recovery    *recovery.Recovery
@@ -276,13 +282,19 @@ func (n *Node) open() error {
 	if err != nil {
 		return errors.Join(err, db.Close())
 	}
+	n.images, err = images.New(images.Config{
+		Containerd: n.cfg.Containerd, Objects: n.cfg.Objects, Room: n.cfg.ImageRoom, Pulled: n.cfg.ImagePulled, Space: n.cfg.Refuse, Later: n.tasks.Start, Log: n.log,
+	})
+	if err != nil {
+		return errors.Join(err, db.Close())
+	}
 	if n.Volumes, err = volumes.Open(filepath.Join(n.cfg.DataDir, "volumes"), n.mounting); err != nil {
 		return errors.Join(err, db.Close())
 	}
 	n.inventory = n.newScanner()
 	n.host = operation.NewHost(operation.HostConfig{
 		Name: n.cfg.Name, DataDir: n.cfg.DataDir, MemoryDir: n.cfg.MemoryDir, CgroupParent: n.cfg.CgroupParent,
-		Containerd: n.cfg.Containerd, Credentials: n.cfg.Credentials, Network: n.network, Subnet6: n.cfg.Network.Subnet6,
+		Containerd: n.cfg.Containerd, Images: n.images, Network: n.network, Subnet6: n.cfg.Network.Subnet6,
 		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints, Volumes: n.Volumes,
 		AgentToken: n.cfg.AgentToken, Objects: n.cfg.Objects, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
 		Holder: n.inventory.Holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,

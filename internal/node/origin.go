@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/images"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/node/operation"
@@ -62,22 +65,51 @@ func (n *Node) checkRestores(ctx context.Context, was memimage.Build) error {
 	return errs.Retryable(err)
 }
 
-// ImageDigest returns the digest of an image, which it pulls if the node lacks it.
-func (n *Node) ImageDigest(ctx context.Context, ref string) (string, error) {
-	image, err := n.host.FindImage(ctx, &plan.Plan{Image: ref})
+// Images returns the node's images.
+func (n *Node) Images() *images.Store { return n.images }
+
+// ImageDigest returns the digest of an image for a namespace, which it pulls if the node lacks it, with the credentials of secrets.
+func (n *Node) ImageDigest(ctx context.Context, namespace, ref string, secrets []string) (string, error) {
+	image, err := n.images.Find(ctx, images.Ask{Ref: ref, Namespace: namespace, Secrets: secrets})
 	return image.Digest, err
 }
+
+// pullEvery is how often the progress of a pull is reported.
+const pullEvery = 10 * time.Second
+
+// pullReports returns what reports the progress of a pull that a sandbox waits for; nil if there is none to tell.
+func (n *Node) pullReports(ref sandbox.Ref) func(ctrd.Progress) {
+	if n.cfg.OnPull == nil {
+		return nil
+	}
+	began, last := time.Now(), time.Time{}
+	return func(p ctrd.Progress) {
+		switch {
+		case p.Step == "done":
+			n.cfg.OnPull(ref, "Pulled", fmt.Sprintf("image %s pulled in %s, %s", p.Ref, time.Since(began).Round(100*time.Millisecond), mebibytes(p.Total)))
+		case time.Since(last) >= pullEvery:
+			last = time.Now()
+			text := fmt.Sprintf("pulling image %s", p.Ref)
+			if p.Total > 0 {
+				text += fmt.Sprintf(": %s of %s", mebibytes(p.Done), mebibytes(p.Total))
+			}
+			n.cfg.OnPull(ref, "Pulling", text)
+		}
+	}
+}
+
+func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
 // imageFor returns the image of a new sandbox: that of its checkpoint if both name the same, even if the name now belongs to
 // another image.
 func (n *Node) imageFor(ctx context.Context, p *plan.Plan, o *checkpoint.Origin) (ctrd.Image, error) {
 	if o == nil {
-		return n.host.FindImage(ctx, p)
+		return n.host.FindImage(ctx, p, n.pullReports(p.Ref))
 	}
 	if o.ImageRun != nil && p.Image == o.Plan.Image {
 		return o.Image(), nil
 	}
-	image, err := n.host.FindImage(ctx, p)
+	image, err := n.host.FindImage(ctx, p, n.pullReports(p.Ref))
 	if err == nil && image.Digest != o.Digest {
 		err = fmt.Errorf("spec.podTemplate.spec.containers[0].image: %q is %s here, the checkpoint's is %q, %s: %w",
 			p.Image, image.Digest, o.Plan.Image, o.Digest, errs.ErrInvalid)

@@ -85,6 +85,8 @@ func matrix() (all []crash) {
 		{op: warmUp, at: "node/warmup warmup/seeded warmup/checkpointed warmup/unseeded"},
 		{op: buildTemplate, at: `templatebuild/status templatebuild/status:2 templatebuild/sandbox templatebuild/sandbox:3 templatebuild/packed templatebuild/packed:2 templatebuild/checkpoint
 			templatebuild/checkpoint:3 checkpointobject/intended node/capture_copied checkpointobject/captured templatebuild/template`},
+		{op: buildPrivate, at: "templatebuild/credentials images/pulled images/grant"},
+		{op: removeImage, at: "images/removed"},
 		{op: buildTemplate, at: "templatebuild/sandbox", then: "templatebuild/checkpoint"},
 		{op: assignTags, at: "tag/used tag/assigned tag/assigned:2"},
 		{op: removeTags, at: "tag/removed"},

@@ -1,6 +1,7 @@
 package v1alpha1
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -58,6 +59,11 @@ type BuildSource struct {
 	// Image is an image's name. Its entrypoint is not run.
 	// +optional
 	Image string `json:"image,omitempty"`
+	// ImagePullSecrets are Secrets of this namespace with credentials for the image's registry, at most 16.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
 	// TemplateName is a template of this namespace, or a public one.
 	// +optional
 	TemplateName string `json:"templateName,omitempty"`
@@ -326,3 +332,7 @@ type TemplateBuildList struct {
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []TemplateBuild `json:"items"`
 }
+
+// CredentialsName returns the name of the Secret with the credentials that a client of the REST API sent for a build. It is gone
+// when the build has ended, or with its object.
+func CredentialsName(build string) string { return build + "-registry" }

@@ -79,11 +79,30 @@ func validateTags(tags []string, at *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-func validateSource(from *BuildSource, at *field.Path) field.ErrorList {
+func validateSource(from *BuildSource, at *field.Path) (errs field.ErrorList) {
 	if (from.Image != "") == (from.TemplateName != "") {
-		return field.ErrorList{field.Invalid(at, "", "must name either an image or a template")}
+		errs = append(errs, field.Invalid(at, "", "must name either an image or a template"))
 	}
-	return nil
+	return append(errs, validatePullSecrets(from, at.Child("imagePullSecrets"))...)
+}
+
+// maxPullSecrets bounds the Secrets that are read for an image.
+const maxPullSecrets = 16
+
+func validatePullSecrets(from *BuildSource, at *field.Path) (errs field.ErrorList) {
+	n := len(from.ImagePullSecrets)
+	if n > 0 && from.Image == "" {
+		errs = append(errs, field.Forbidden(at, "are for an image"))
+	}
+	if n > maxPullSecrets {
+		errs = append(errs, field.TooMany(at, n, maxPullSecrets))
+	}
+	for i, ref := range from.ImagePullSecrets {
+		for _, problem := range validation.IsDNS1123Subdomain(ref.Name) {
+			errs = append(errs, field.Invalid(at.Index(i).Child("name"), ref.Name, problem))
+		}
+	}
+	return errs
 }
 
 // validateStages returns the names of the stages too.

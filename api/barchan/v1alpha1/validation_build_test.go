@@ -19,6 +19,8 @@ func TestValidateTemplateBuildStages(t *testing.T) {
 		"the same name":         {spec: "stages: [{name: a, from: {image: x}}, {name: a, from: {image: x}}]", want: "spec.stages[1].name"},
 		"stage from nothing":    {spec: "stages: [{name: a, from: {}}]", want: "spec.stages[0].from"},
 		"stage's step":          {spec: "stages: [{name: a, from: {image: x}, steps: [{type: Run, args: []}]}]", want: "spec.stages[0].steps[0].args"},
+		"stage's Secrets":       {spec: "stages: [{name: a, from: {image: x, imagePullSecrets: [{name: reg}, {name: No_Name}]}}, {name: b, from: {templateName: t, imagePullSecrets: [{name: reg}]}}]", want: "spec.stages[0].from.imagePullSecrets[1].name spec.stages[1].from.imagePullSecrets"},
+		"too many Secrets":      {spec: "stages: [{name: a, from: {image: x, imagePullSecrets: [" + strings.Repeat("{name: a}, ", 17) + "]}}]", want: "spec.stages[0].from.imagePullSecrets"},
 		"later stage":           {spec: "stages: [{name: a, from: {image: x}, steps: [{type: Copy, args: [a, b], from: {stage: b}}]}, {name: b, from: {image: x}}]", want: "spec.stages[0].steps[0].from.stage"},
 		"itself":                {spec: "stages: [{name: a, from: {image: x}, steps: [{type: Copy, args: [a, b], from: {stage: a}}]}]", want: "spec.stages[0].steps[0].from.stage"},
 		"no stage":              {spec: "steps: [{type: Copy, args: [a, b], from: {stage: ''}}]", want: "spec.steps[0].from.stage"},

@@ -34,7 +34,7 @@ var names = []string{
 	"checkpointobject/dropped", "checkpointobject/released",
 	"warmup/seeded", "warmup/checkpointed", "warmup/unseeded",
 	"volume/made", "volumeobject/status", "volume/uploaded", "volume/unlinked", "volume/removed", "volumeobject/released",
-	"templatebuild/status", "templatebuild/sandbox", "templatebuild/packed", "templatebuild/checkpoint", "templatebuild/template",
+	"templatebuild/credentials", "templatebuild/status", "templatebuild/sandbox", "templatebuild/packed", "templatebuild/checkpoint", "templatebuild/template",
 	"tag/used", "tag/assigned", "tag/removed",
 
 	// The controller of sandboxes.
@@ -54,6 +54,9 @@ var names = []string{
 	"node/bind_config", "node/bind_agent",
 	"node/verify", "node/warmup",
 	"node/sync", "node/decided", "node/discard", "node/released", "node/readdress", "node/tell",
+
+	// The record of an image is written, or removed.
+	"images/pulled", "images/grant", "images/removed",
 
 	// A step of a checkpoint is done, or its row has reached the disk.
 	"checkpoint/writing", "node/capture_row", "node/capture_ahead", "node/capture_held", "node/capture_copied", "node/capture_memory",

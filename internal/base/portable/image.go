@@ -1,15 +1,23 @@
 package portable
 
 import (
+	"archive/tar"
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
 	"runtime"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
@@ -90,4 +98,75 @@ func PushImages(ctx context.Context, index v1.ImageIndex, to Place) (string, err
 		return "", to.refusal("push", err)
 	}
 	return to.ref.Context().Digest(digest.String()).Name(), nil
+}
+
+// PushTar sends the image in a tar with an OCI layout to a registry: what it lacks, the tag last. It keeps the layout in a temporary
+// directory meanwhile. It returns the image's name by its digest. progress receives bytes; nil: none.
+func PushTar(ctx context.Context, in io.Reader, to Place, progress func(done, total int64)) (pushed string, err error) {
+	dir, err := os.MkdirTemp("", "barchan-image-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := unpackLayout(in, dir); err != nil {
+		return "", fmt.Errorf("read image: %w", err)
+	}
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		return "", fmt.Errorf("read image: %w", err)
+	}
+	list, err := index.IndexManifest()
+	if err != nil || len(list.Manifests) != 1 {
+		return "", fmt.Errorf("read image: want a layout of one image: %w", errors.Join(err, errs.ErrInvalid))
+	}
+	image, err := index.Image(list.Manifests[0].Digest)
+	if err != nil {
+		return "", fmt.Errorf("read image: %w", err)
+	}
+	updates := make(chan v1.Update, 16)
+	var reports errgroup.Group
+	reports.Go(func() error { // ends with the push, which closes the channel
+		for u := range updates {
+			if progress != nil {
+				progress(u.Complete, u.Total)
+			}
+		}
+		return nil
+	})
+	err = remote.Write(to.ref, image, to.options(ctx, remote.WithProgress(updates))...)
+	_ = reports.Wait()
+	if err != nil {
+		return "", to.refusal("push", err)
+	}
+	return to.ref.Context().Digest(list.Manifests[0].Digest.String()).Name(), nil
+}
+
+// layoutPath matches the files of an OCI layout.
+var layoutPath = regexp.MustCompile(`^(oci-layout|index\.json|blobs/sha256/[0-9a-f]{64})$`)
+
+// unpackLayout writes the files of a layout in a tar to a directory, and ignores all others.
+func unpackLayout(in io.Reader, dir string) error {
+	if err := os.MkdirAll(filepath.Join(dir, "blobs", "sha256"), 0o700); err != nil {
+		return err
+	}
+	for t := tar.NewReader(in); ; {
+		h, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			_, err = io.Copy(io.Discard, in) // to an error after the tar
+			return err
+		} else if err != nil {
+			return err
+		}
+		if h.Typeflag != tar.TypeReg || !layoutPath.MatchString(h.Name) {
+			continue
+		}
+		f, err := os.OpenFile(filepath.Join(dir, filepath.FromSlash(h.Name)), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(f, t)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
 }

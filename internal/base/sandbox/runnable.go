@@ -31,7 +31,7 @@ const reserved = "/.barchan"
 // secret, projected and downwardAPI, Volumes by persistentVolumeClaim, volume claims, all with subPath and readOnly,
 // runtimeClassName gvisor or runc, the user, group,
 // escalation, capabilities and read-only root of a security context, hostname, hostAliases,
-// dnsPolicy, dnsConfig, restartPolicy for the entrypoint, and imagePullPolicy.
+// dnsPolicy, dnsConfig, restartPolicy for the entrypoint, imagePullPolicy and imagePullSecrets.
 //
 // Accepted without effect, because they are hints or a single machine has no choice: nodeSelector,
 // nodeName, affinity, tolerations, topologySpreadConstraints, priority
@@ -100,9 +100,7 @@ func checkPod(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
 	if spec.ActiveDeadlineSeconds != nil {
 		errs = append(errs, unsupported(at.Child("activeDeadlineSeconds"), "set spec.shutdownTime"))
 	}
-	if len(spec.ImagePullSecrets) > 0 {
-		errs = append(errs, unsupported(at.Child("imagePullSecrets"), "pull the image with barchan image pull first"))
-	}
+	errs = append(errs, CheckPullSecrets(spec.ImagePullSecrets, at.Child("imagePullSecrets"))...)
 	if len(spec.ResourceClaims) > 0 {
 		errs = append(errs, unsupported(at.Child("resourceClaims"), "there are no devices to claim"))
 	}
@@ -111,6 +109,22 @@ func checkPod(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
 	}
 	errs = append(errs, checkNames(spec, at)...)
 	return append(errs, checkPodSecurity(spec.SecurityContext, at.Child("securityContext"))...)
+}
+
+// maxPullSecrets bounds the Secrets that are read for an image.
+const maxPullSecrets = 16
+
+// CheckPullSecrets checks names of Secrets with credentials for images.
+func CheckPullSecrets(refs []corev1.LocalObjectReference, at *field.Path) (errs field.ErrorList) {
+	if n := len(refs); n > maxPullSecrets {
+		errs = append(errs, field.TooMany(at, n, maxPullSecrets))
+	}
+	for i, ref := range refs {
+		for _, problem := range validation.IsDNS1123Subdomain(ref.Name) {
+			errs = append(errs, field.Invalid(at.Index(i).Child("name"), ref.Name, problem))
+		}
+	}
+	return errs
 }
 
 // checkNames checks the sandbox's own name and its name resolution.

@@ -58,6 +58,11 @@ func (c *Client) RemoveImage(ctx context.Context, ref string, force bool) error 
 	return c.change(ctx, http.MethodDelete, PathImages+"/"+url.PathEscape(ref)+"?force="+strconv.FormatBool(force))
 }
 
+// Prune removes images that nothing uses, and returns them.
+func (c *Client) Prune(ctx context.Context, req PruneRequest) ([]Image, error) {
+	return post[[]Image](ctx, c, PathPrune, req)
+}
+
 // BuildImage builds an image.
 func (c *Client) BuildImage(ctx context.Context, req BuildImageRequest, progress func(Event)) (Result, error) {
 	return c.stream(ctx, PathBuildImage, req, progress)

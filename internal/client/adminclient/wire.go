@@ -15,6 +15,7 @@ const (
 	PathBuildImage = "/v1/images/build"
 	PathPull       = "/v1/images/pull"
 	PathImport     = "/v1/images/import"
+	PathPrune      = "/v1/images/prune"
 )
 
 // Status is the state of a server.
@@ -123,6 +124,17 @@ type Image struct {
 	Digest    string    `json:"digest"`
 	Size      int64     `json:"size"` // bytes, compressed
 	CreatedAt time.Time `json:"createdAt"`
+	LastUsed  time.Time `json:"lastUsed"`
+	// Pulled: a registry has it. Others were imported or made here.
+	Pulled bool `json:"pulled,omitempty"`
+	// Private: namespaces need credentials for it.
+	Private bool `json:"private,omitempty"`
+}
+
+// PruneRequest requests the removal of images that nothing uses.
+type PruneRequest struct {
+	// All: also those that were imported or made here.
+	All bool `json:"all,omitempty"`
 }
 
 // Event is one line of a stream: progress, or the last line, which has a

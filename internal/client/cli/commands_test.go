@@ -135,7 +135,14 @@ func TestImages(t *testing.T) {
 	s.run("", "image", "import", file, "--name", "y").want(t, 0, "y\n", "send 100% of 2.0 KiB")
 	s.run("", "image", "import", "/nonexistent").want(t, 1, "", "no such file")
 	s.run("", "image", "build", "base", "--json").want(t, 0, `"ref": "base:latest"`, "")
-	s.run("", "image", "ls").want(t, 0, "reg.test/a:1   0123456789ab   3.0 MiB   3m\n", "")
+	s.run("", "image", "ls").want(t, 0, "reg.test/a:1   0123456789ab   3.0 MiB   3m    2m          pulled\n", "")
+	s.run("", "image", "export", "hello", "-", "--name", "n").want(t, 0, "default/hello as n", "")
+	s.run("", "image", "export", "none", filepath.Join(t.TempDir(), "none.tar")).want(t, 1, "", "barchan: no template or image none")
+	s.run("", "image", "export", "hello").want(t, 2, "", "FILE is missing")
+	s.run("", "image", "push", "hello", "NOT:valid:name").want(t, 1, "", "NOT:valid:name")
+	s.run("", "image", "push", "hello", "reg.test/a", "--password-stdin").want(t, 2, "", "--password-stdin needs --username")
+	s.run("", "image", "prune", "--json").want(t, 0, `"ref": "reg.test/b:1"`, "")
+	s.run("", "image", "prune").want(t, 0, "", "")
 	s.run("", "image", "rm", "none", "x").want(t, 1, "x\n", "barchan: no image none\n")
 }
 

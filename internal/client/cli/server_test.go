@@ -370,7 +370,7 @@ func (l imageList) Pull(_ context.Context, req adminclient.PullRequest, progress
 	for done := int64(0); done <= 100; done++ {
 		progress(adminclient.Event{Step: "pull", Done: done, Total: 100, Bytes: true})
 	}
-	return l.add(adminclient.Image{Ref: req.Ref, Digest: "sha256:0123456789abcdef", Size: 3 << 20, CreatedAt: time.Now().Add(-3 * time.Minute)}), nil
+	return l.add(adminclient.Image{Ref: req.Ref, Digest: "sha256:0123456789abcdef", Size: 3 << 20, CreatedAt: time.Now().Add(-3 * time.Minute), LastUsed: time.Now().Add(-2 * time.Minute), Pulled: true}), nil
 }
 
 func (l imageList) Import(_ context.Context, tar io.Reader, name string, _ func(adminclient.Event)) ([]adminclient.Image, error) {
@@ -382,6 +382,26 @@ func (l imageList) Import(_ context.Context, tar io.Reader, name string, _ func(
 	l.tar = b
 	l.mu.Unlock()
 	return []adminclient.Image{l.add(adminclient.Image{Ref: name, Size: int64(len(b))})}, nil
+}
+
+func (l imageList) Export(_ context.Context, req adminclient.ImageExport, w io.Writer) error {
+	if req.Source == "none" {
+		return errs.Public(errs.ErrNotFound, "no template or image none")
+	}
+	_, err := io.WriteString(w, req.Namespace+"/"+req.Source+" as "+req.Name)
+	return err
+}
+
+func (l imageList) Prune(_ context.Context, req adminclient.PruneRequest) (gone []adminclient.Image, _ error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.images = slices.DeleteFunc(l.images, func(i adminclient.Image) bool {
+		if i.Pulled || req.All {
+			gone = append(gone, i)
+		}
+		return i.Pulled || req.All
+	})
+	return gone, nil
 }
 
 func (l imageList) Remove(_ context.Context, ref string, _ bool) error {

@@ -83,7 +83,8 @@ func rules() []rule {
 		{users: []string{UserNode}, verbs: nodeVerbs, group: barchan.GroupVersion.Group, resources: []string{"checkpoints", "checkpoints/status"}},
 		{users: []string{UserNode}, verbs: []string{"create"}, group: barchan.GroupVersion.Group, resources: []string{"checkpoints"}}, // of imports
 		{users: []string{UserNode}, verbs: read, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates", "sandboxwarmpools", "sandboxclaims"}},
-		{users: []string{UserNode}, verbs: read, resources: []string{"secrets", "configmaps"}}, // of which sandboxes get variables and files
+		{users: []string{UserNode}, verbs: read, group: barchan.GroupVersion.Group, resources: []string{"templatebuilds"}}, // whose images stay
+		{users: []string{UserNode}, verbs: read, resources: []string{"secrets", "configmaps"}},                             // of which sandboxes get variables and files
 		{users: []string{UserNode}, verbs: []string{"create", "patch"}, resources: []string{"events"}},
 		{users: []string{UserNode}, verbs: []string{"create", "patch"}, group: eventsv1.GroupName, resources: []string{"events"}},
 	}

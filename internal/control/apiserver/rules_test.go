@@ -44,6 +44,7 @@ func granted() map[access]bool {
 	add(UserNode, []string{"get", "list", "watch", "update", "patch", "delete"}, "barchan.dev", "checkpoints", "checkpoints/status")
 	add(UserNode, []string{"create"}, "barchan.dev", "checkpoints")
 	add(UserNode, []string{"get", "list", "watch"}, "extensions.agents.x-k8s.io", "sandboxtemplates", "sandboxwarmpools", "sandboxclaims")
+	add(UserNode, []string{"get", "list", "watch"}, "barchan.dev", "templatebuilds")
 	add(UserNode, []string{"get", "list", "watch"}, "", "secrets", "configmaps")
 	add(UserNode, []string{"create", "patch"}, "", "events")
 	add(UserNode, []string{"create", "patch"}, "events.k8s.io", "events")

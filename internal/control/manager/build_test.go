@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -77,10 +78,54 @@ func TestBuildOnRealAPI(t *testing.T) {
 	m.wantBuild(t, r, builds.StateBuilding)
 	wantKind(t, m.Builds.Trigger(ctx, team, r.TemplateID, r.BuildID, what), errs.ErrConflict, "was started before")
 	b := buildObject(t, objects, r)
-	want := fmt.Sprintf("mine {Image: TemplateName:base} [{Type:Run Args:[true root] FilesHash: From:<nil> Mounts:[] Network: Force:false} {Type:Copy Args:[a b  ] FilesHash:%s From:<nil> Mounts:[] Network: Force:true} {Type:Env Args:[A b C ] FilesHash: From:<nil> Mounts:[] Network: Force:false}] start ready true 3 700Mi", filesHash)
+	want := fmt.Sprintf("mine {Image: ImagePullSecrets:[] TemplateName:base} [{Type:Run Args:[true root] FilesHash: From:<nil> Mounts:[] Network: Force:false} {Type:Copy Args:[a b  ] FilesHash:%s From:<nil> Mounts:[] Network: Force:true} {Type:Env Args:[A b C ] FilesHash: From:<nil> Mounts:[] Network: Force:false}] start ready true 3 700Mi", filesHash)
 	if s := b.Spec; fmt.Sprintf("%s %+v %+v %s %s %v %s %s", s.TemplateName, *s.From, s.Steps, s.StartCommand, s.ReadyCommand, s.Force, s.CPU, s.Memory) != want {
 		t.Errorf("the object is %+v, want %s", s, want)
 	}
+}
+
+// TestCredentialsOnRealAPI: a build and its stages from images get the credentials of a registry, as a Secret that the build owns.
+func TestCredentialsOnRealAPI(t *testing.T) {
+	m, objects := newRealBuilds(t)
+	ctx := t.Context()
+	request := func() builds.Requested {
+		t.Helper()
+		r, err := m.Builds.Request(ctx, builds.Request{Namespace: team, Name: "private"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	what := builds.Instructions{
+		FromImage: "registry.test/app", Registry: &builds.Registry{Type: "registry", Username: "ann", Password: "hidden"},
+		Stages: []builds.Stage{{Name: "image", FromImage: "registry.test/tools"}, {Name: "template", FromTemplate: "base"}},
+	}
+	r := request()
+	if err := m.Builds.Trigger(ctx, team, r.TemplateID, r.BuildID, what); err != nil {
+		t.Fatalf("Trigger: %v", err)
+	}
+	b, name := buildObject(t, objects, r), barchan.CredentialsName(r.BuildID)
+	for i, got := range [][]corev1.LocalObjectReference{b.Spec.From.ImagePullSecrets, b.Spec.Stages[0].From.ImagePullSecrets} {
+		if len(got) != 1 || got[0].Name != name {
+			t.Errorf("source %d has %v", i, got)
+		}
+	}
+	if got := b.Spec.Stages[1].From.ImagePullSecrets; got != nil {
+		t.Errorf("the stage from a template has %v", got)
+	}
+	secret := &corev1.Secret{}
+	if err := objects.Get(ctx, client.ObjectKey{Namespace: team, Name: name}, secret); err != nil || !metav1.IsControlledBy(secret, b) ||
+		string(secret.Data[corev1.DockerConfigJsonKey]) != `{"auths":{"registry.test":{"password":"hidden","username":"ann"}}}` {
+		t.Errorf("Secret: %v, %v", secret, err)
+	}
+	// A Secret of another owner stays as it is.
+	r = request()
+	mine := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: barchan.CredentialsName(r.BuildID)}, StringData: map[string]string{"k": "v"}}
+	if err := objects.Create(ctx, mine); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, m.Builds.Trigger(ctx, team, r.TemplateID, r.BuildID, what), errs.ErrConflict, "fromImageRegistry: Secret")
+	m.wantBuild(t, r, builds.StateWaiting)
 }
 
 // wantBuild fails unless a build is in a state.

@@ -17,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/imagegc"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
@@ -52,6 +53,8 @@ type Early struct {
 type Parts struct {
 	// Machine is nil where no sandboxes run.
 	Machine *machine.Machine
+	// Images removes images; nil where Machine is.
+	Images *imagegc.Collector
 	// Apart is the node of a server whose sandboxes run by a process of its own; else nil.
 	Apart  *nodesocket.Client
 	Cache  *cache.Cache

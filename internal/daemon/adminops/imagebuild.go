@@ -81,7 +81,7 @@ func tagOf(digest string) string {
 // importBuilt puts a built image among the others, unless it is there.
 func (s imageStore) importBuilt(ctx context.Context, p Parts, built baseimage.Result, ref string, progress func(adminclient.Event)) (adminclient.Image, error) {
 	if have, err := p.Machine.Containers.Resolve(ctx, ref); err == nil && have.Digest == built.Digest {
-		return s.described(ctx, p, have)
+		return s.described(ctx, have)
 	}
 	tar, err := os.Open(built.Path)
 	if err != nil {
@@ -93,5 +93,5 @@ func (s imageStore) importBuilt(ctx context.Context, p Parts, built baseimage.Re
 		return adminclient.Image{}, err
 	}
 	s.recheck(ctx, p, imported...)
-	return s.described(ctx, p, imported[0])
+	return s.described(ctx, imported[0])
 }

@@ -2,10 +2,11 @@ package adminops
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"slices"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -15,6 +16,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/pull"
+	"github.com/barchan-dev/barchan/internal/node/images"
 )
 
 // imageStore keeps the images that sandboxes run, for the admin API.
@@ -34,13 +37,13 @@ func (s imageStore) List(ctx context.Context) ([]adminclient.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := p.Machine.Containers.Images(ctx)
+	list, err := p.Machine.Node.Images().List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]adminclient.Image, len(list))
-	for i, x := range list {
-		out[i] = adminclient.Image{Ref: x.Ref, Digest: x.Digest, Size: x.Size, CreatedAt: x.Created}
+	for i := range list {
+		out[i] = wireImage(&list[i])
 	}
 	return out, nil
 }
@@ -51,16 +54,14 @@ func (s imageStore) Pull(ctx context.Context, req adminclient.PullRequest, progr
 	if err != nil {
 		return adminclient.Image{}, err
 	}
-	var creds ctrd.Credentials
-	if req.Username != "" {
-		creds = func(string) (string, string, error) { return req.Username, req.Password, nil }
-	}
-	img, err := p.Machine.Containers.Pull(ctx, req.Ref, creds, imageProgress(progress))
+	img, err := p.Machine.Node.Images().Find(ctx, images.Ask{
+		Ref: req.Ref, Policy: corev1.PullAlways, Credentials: pull.Credentials{Username: req.Username, Password: req.Password}, Progress: imageProgress(progress),
+	})
 	if err != nil {
 		return adminclient.Image{}, err
 	}
 	s.recheck(ctx, p, img)
-	return s.described(ctx, p, img)
+	return s.described(ctx, img)
 }
 
 // Import reads images from a tar.
@@ -76,7 +77,7 @@ func (s imageStore) Import(ctx context.Context, tar io.Reader, name string, prog
 	s.recheck(ctx, p, imported...)
 	var out []adminclient.Image
 	for _, img := range imported {
-		described, err := s.described(ctx, p, img)
+		described, err := s.described(ctx, img)
 		if err != nil {
 			return nil, err
 		}
@@ -125,61 +126,48 @@ func (s imageStore) Remove(ctx context.Context, ref string, force bool) error {
 	if err != nil {
 		return err
 	}
-	users, err := s.imageUsers(ctx, p, ref)
+	users, err := p.Images.UsersOf(ctx, ref)
 	if err != nil {
 		return err
 	}
-	if err := users.refusal(ref, force); err != nil {
+	if err := users.Refusal(ref, force); err != nil {
 		return err
 	}
-	return p.Machine.Containers.RemoveImage(ctx, ref)
+	_, err = p.Machine.Node.Images().Remove(ctx, ref, time.Time{})
+	return err
 }
 
-// imageUsers finds what would miss an image of a name. What was made from it needs its content, which
-// has other names perhaps; the rest goes by the name.
-func (s imageStore) imageUsers(ctx context.Context, p Parts, ref string) (imageUsers, error) {
-	full, err := ctrd.Normalize(ref)
+// Prune removes images that nothing uses: those that were pulled, and on request the others.
+func (s imageStore) Prune(ctx context.Context, req adminclient.PruneRequest) ([]adminclient.Image, error) {
+	p, err := s.own(ctx)
 	if err != nil {
-		return imageUsers{}, err
+		return nil, err
 	}
-	images, err := p.Machine.Containers.Images(ctx)
-	if err != nil {
-		return imageUsers{}, err
+	gone, err := p.Images.Prune(ctx, req.All)
+	out := make([]adminclient.Image, len(gone))
+	for i := range gone {
+		out[i] = wireImage(&gone[i])
 	}
-	i := slices.IndexFunc(images, func(x ctrd.ImageInfo) bool { return x.Ref == full })
-	if i < 0 {
-		return imageUsers{}, nil // its removal returns that it does not exist
-	}
-	digest := images[i].Digest
-	var running []sandbox.Ref
-	var checkpoints []sandbox.CheckpointRef
-	if !slices.ContainsFunc(images, func(x ctrd.ImageInfo) bool { return x.Ref != full && x.Digest == digest }) {
-		if running, checkpoints, err = p.Machine.Node.ImageUsers(ctx, digest); err != nil {
-			return imageUsers{}, err
-		}
-	}
-	var objects agents.SandboxList
-	if err := p.Cache.Live().List(ctx, &objects); err != nil { // the cache may lack a deletion of a moment ago
-		return imageUsers{}, fmt.Errorf("list sandboxes: %w", err)
-	}
-	templates, err := p.Cache.Templates(ctx, "")
-	if err != nil {
-		return imageUsers{}, err
-	}
-	return newImageUsers(full, running, checkpoints, objects.Items, templates), nil
+	return out, err
 }
 
-func (s imageStore) described(ctx context.Context, p Parts, img ctrd.Image) (adminclient.Image, error) {
-	list, err := p.Machine.Containers.Images(ctx)
+func (s imageStore) described(ctx context.Context, img ctrd.Image) (adminclient.Image, error) {
+	list, err := s.List(ctx)
 	if err != nil {
 		return adminclient.Image{}, err
 	}
 	for _, x := range list {
 		if x.Ref == img.Ref {
-			return adminclient.Image{Ref: x.Ref, Digest: x.Digest, Size: x.Size, CreatedAt: x.Created}, nil
+			return x, nil
 		}
 	}
 	return adminclient.Image{Ref: img.Ref, Digest: img.Digest}, nil
+}
+
+func wireImage(x *images.Info) adminclient.Image {
+	return adminclient.Image{
+		Ref: x.Ref, Digest: x.Digest, Size: x.Size, CreatedAt: x.Created, LastUsed: x.LastUsed, Pulled: x.Pulled, Private: x.Private,
+	}
 }
 
 func imageProgress(progress func(adminclient.Event)) func(ctrd.Progress) {

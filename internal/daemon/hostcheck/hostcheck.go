@@ -249,6 +249,18 @@ func CheckSpace(cfg *config.Config) func(dir string, bytes int64) error {
 	}
 }
 
+// imageShare is the largest part of a disk that images take unless a limit is set, in percent.
+const imageShare = 40
+
+// ImageLimit returns the bytes that images may take; zero: any.
+func ImageLimit(cfg *config.Config) int64 {
+	limit := cfg.ImageStore.Value()
+	if d, err := diskOf(cfg.DataDir); err == nil && cfg.ImageStore.Equal(config.Default().ImageStore) {
+		limit = min(limit, d.total/100*imageShare)
+	}
+	return limit
+}
+
 // diskMark is the mark for free disk space.
 func diskMark(cfg *config.Config) watermark {
 	return watermark{least: cfg.ReserveDisk.Value(), capped: cfg.ReserveDisk.Equal(config.Default().ReserveDisk)}

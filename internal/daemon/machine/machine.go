@@ -32,6 +32,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
 	"github.com/barchan-dev/barchan/internal/node"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/pull"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/supervisor"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
@@ -60,6 +61,10 @@ type Hooks struct {
 	Health   *health.Gate
 	Written  func(error)
 	Repaired func(ctx context.Context, r ipam.Repair)
+	// ImageRoom, ImagePulled and Pulling are those of node.Config.
+	ImageRoom   func(ctx context.Context, bytes int64) error
+	ImagePulled func()
+	Pulling     func(ref sandbox.Ref, reason, text string)
 	// Adopted is called when running sandboxes are adopted; its error ends the node.
 	Adopted func(ctx context.Context, n *node.Node) error
 }
@@ -90,7 +95,14 @@ func New(cfg *config.Config, log *slog.Logger, h Hooks) (_ *Machine, err error) 
 		}
 		address = m.Supervisor.Address()
 	}
-	if m.Containers, err = ctrd.NewClient(ctrd.Config{Address: address, Namespace: cfg.ContainerdNamespace}); err != nil {
+	registries := pull.Registries{}
+	if registries.Mirrors, registries.CAs, err = cfg.Registries(); err != nil {
+		return nil, err
+	}
+	m.Containers, err = ctrd.NewClient(ctrd.Config{
+		Address: address, Namespace: cfg.ContainerdNamespace, Pull: pull.Config{Registries: registries, MaxBytes: cfg.MaxImage.Value()},
+	})
+	if err != nil {
 		return nil, err
 	}
 	nodeConfig, err := m.nodeConfig(cfg, log, h)
@@ -124,6 +136,7 @@ func (m *Machine) nodeConfig(cfg *config.Config, log *slog.Logger, h Hooks) (nod
 			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),
 		},
 		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.Exists, Objects: h.Objects, Log: log, Refuse: h.Health.Err, CheckSpace: hostcheck.CheckSpace(cfg), Journalled: h.Written, OnRepair: h.Repaired, Metrics: h.Metrics,
+		ImageRoom: h.ImageRoom, ImagePulled: h.ImagePulled, OnPull: h.Pulling,
 	}
 	if failpoint.Enabled {
 		out.AfterStep = func(step string) error { return failpoint.Err("node/" + step) }

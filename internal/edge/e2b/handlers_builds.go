@@ -109,7 +109,7 @@ func (h *handlers) StartTemplateBuild(ctx context.Context, r StartTemplateBuildR
 	}
 	b := r.Body
 	what := builds.Instructions{
-		FromImage: deref(b.FromImage), FromTemplate: deref(b.FromTemplate), Registry: b.FromImageRegistry != nil,
+		FromImage: deref(b.FromImage), FromTemplate: deref(b.FromTemplate), Registry: registryOf(b.FromImageRegistry),
 		StartCommand: deref(b.StartCmd), ReadyCommand: deref(b.ReadyCmd), Force: deref(b.Force), Steps: buildSteps(b.Steps), Secrets: b.Secrets,
 	}
 	for _, s := range b.Stages {
@@ -119,6 +119,16 @@ func (h *handlers) StartTemplateBuild(ctx context.Context, r StartTemplateBuildR
 		return nil, err
 	}
 	return StartTemplateBuild202Response{}, nil
+}
+
+// registryOf returns the credentials of an image's registry; nil if there are none.
+func registryOf(wire *ImageRegistry) *builds.Registry {
+	if wire == nil {
+		return nil
+	}
+	return &builds.Registry{
+		Type: wire.Type, Username: deref(wire.Username), Password: deref(wire.Password), ServiceAccountJSON: deref(wire.ServiceAccountJSON),
+	}
 }
 
 func buildSteps(wire []TemplateStep) []builds.Step {

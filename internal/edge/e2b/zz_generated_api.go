@@ -223,6 +223,19 @@ type ForkResult struct {
 	Sandbox *Sandbox `json:"sandbox,omitempty"`
 }
 
+// ImageRegistry Credentials for fromImage, and for images of stages in the same registry. They are kept, encrypted, until the build has ended.
+type ImageRegistry struct {
+	AwsAccessKeyID     *string `json:"awsAccessKeyId,omitempty"`
+	AwsRegion          *string `json:"awsRegion,omitempty"`
+	AwsSecretAccessKey *string `json:"awsSecretAccessKey,omitempty"`
+	Password           *string `json:"password,omitempty"`
+	ServiceAccountJSON *string `json:"serviceAccountJson,omitempty"`
+
+	// Type registry, with username and password, or gcp, with serviceAccountJson. aws is refused.
+	Type     string  `json:"type"`
+	Username *string `json:"username,omitempty"`
+}
+
 // KeyMask defines model for KeyMask.
 type KeyMask struct {
 	MaskedValuePrefix string `json:"maskedValuePrefix"`
@@ -573,13 +586,11 @@ type TemplateBuildInfo struct {
 
 // TemplateBuildStart Either fromImage or fromTemplate is needed.
 type TemplateBuildStart struct {
-	Force     *bool   `json:"force,omitempty"`
-	FromImage *string `json:"fromImage,omitempty"`
-
-	// FromImageRegistry Not available yet.
-	FromImageRegistry *map[string]interface{} `json:"fromImageRegistry,omitempty"`
-	FromTemplate      *string                 `json:"fromTemplate,omitempty"`
-	ReadyCmd          *string                 `json:"readyCmd,omitempty"`
+	Force             *bool          `json:"force,omitempty"`
+	FromImage         *string        `json:"fromImage,omitempty"`
+	FromImageRegistry *ImageRegistry `json:"fromImageRegistry,omitempty"`
+	FromTemplate      *string        `json:"fromTemplate,omitempty"`
+	ReadyCmd          *string        `json:"readyCmd,omitempty"`
 
 	// Secrets Secrets by their IDs, in base64, for mounts of steps; our addition. The server keeps them in memory until the build ends.
 	Secrets map[string][]byte `json:"secrets,omitempty"`

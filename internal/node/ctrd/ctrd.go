@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/pull"
 )
 
 // DefaultNamespace is the containerd namespace of an instance that sets none.
@@ -43,6 +44,8 @@ type Config struct {
 	// CallTimeout bounds each call that transfers no data, so that a hanging or restarting
 	// containerd becomes an error; zero means DefaultCallTimeout.
 	CallTimeout time.Duration
+	// Pull has the registries, and the bounds of images.
+	Pull pull.Config
 }
 
 // Client uses one namespace of a containerd. It is safe for concurrent use.
@@ -51,6 +54,7 @@ type Client struct {
 	namespace   string
 	callTimeout time.Duration
 	images      imageCache
+	puller      *pull.Puller
 }
 
 // NewClient prepares a client. It connects with the first call, and reconnects.
@@ -60,6 +64,10 @@ func NewClient(cfg Config) (*Client, error) {
 	}
 	if cfg.Namespace == "" {
 		cfg.Namespace = DefaultNamespace
+	}
+	puller, err := pull.New(cfg.Pull, snapshotter)
+	if err != nil {
+		return nil, err
 	}
 	// The library logs the errors that it also returns.
 	if err := log.SetLevel("panic"); err != nil {
@@ -72,7 +80,7 @@ func NewClient(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to containerd at %s: %w", cfg.Address, err)
 	}
-	return &Client{api: api, namespace: cfg.Namespace, callTimeout: cmp.Or(cfg.CallTimeout, DefaultCallTimeout)}, nil
+	return &Client{api: api, namespace: cfg.Namespace, callTimeout: cmp.Or(cfg.CallTimeout, DefaultCallTimeout), puller: puller}, nil
 }
 
 // Close ends the connection.

@@ -6,15 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
@@ -22,10 +19,11 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/pull"
 )
 
-// transferTimeout bounds pulling and unpacking one image.
-const transferTimeout = 30 * time.Minute
+// transferTimeout bounds importing and unpacking one image.
+const transferTimeout = pull.Timeout
 
 // Image is a local, unpacked image.
 type Image struct {
@@ -35,6 +33,8 @@ type Image struct {
 	Digest string
 	// Config is its configuration of programs.
 	Config ocispec.ImageConfig
+	// Labels are those of its record.
+	Labels map[string]string
 	// chain names the snapshot of all its layers.
 	chain string
 }
@@ -45,15 +45,31 @@ type ImageInfo struct {
 	Digest  string    `json:"digest"`
 	Size    int64     `json:"size"` // bytes of its content, compressed
 	Created time.Time `json:"created"`
+	// Labels are those of its record.
+	Labels map[string]string `json:"-"`
 }
-
-// Credentials returns user and secret for a registry host; both are empty if there are none.
-type Credentials func(host string) (user, secret string, err error)
 
 // imageCache caches immutable images by digest.
 type imageCache struct {
 	mu       sync.Mutex
 	byDigest map[digest.Digest]Image // +checklocks:mu
+	sizes    map[string]Parts        // by digest, of unpacked images; +checklocks:mu
+}
+
+func (c *imageCache) parts(target string) (Parts, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p, ok := c.sizes[target]
+	return p, ok
+}
+
+func (c *imageCache) measured(target string, p Parts) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sizes == nil {
+		c.sizes = map[string]Parts{}
+	}
+	c.sizes[target] = p
 }
 
 func (c *imageCache) get(d digest.Digest) (Image, bool) {
@@ -75,7 +91,7 @@ func (c *imageCache) put(d digest.Digest, img Image) {
 func (c *imageCache) drop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.byDigest = nil
+	c.byDigest, c.sizes = nil, nil
 }
 
 // Normalize completes a reference by a registry and a tag. The error is an errs.ErrInvalid.
@@ -100,7 +116,7 @@ func (c *Client) Resolve(ctx context.Context, ref string) (Image, error) {
 		return Image{}, kind(fmt.Sprintf("find image %q", full), err)
 	}
 	if img, ok := c.images.get(meta.Target.Digest); ok {
-		img.Ref = full
+		img.Ref, img.Labels = full, meta.Labels
 		return img, nil
 	}
 	return c.inspect(ctx, containerd.NewImage(c.api, meta))
@@ -125,7 +141,7 @@ func (c *Client) inspect(ctx context.Context, found containerd.Image) (Image, er
 		}
 	}
 	img := Image{
-		Ref: found.Name(), Digest: found.Target().Digest.String(), Config: spec.Config,
+		Ref: found.Name(), Digest: found.Target().Digest.String(), Config: spec.Config, Labels: found.Labels(),
 		chain: identity.ChainID(spec.RootFS.DiffIDs).String(),
 	}
 	c.images.put(found.Target().Digest, img)
@@ -193,53 +209,56 @@ func notImage(err error) error {
 	return filetree.Malformed(err)
 }
 
+// PullRequest is one pull of an image.
+type PullRequest struct {
+	Ref         string
+	Credentials pull.Credentials
+	// Labels are those of the image's record.
+	Labels map[string]string
+	// Progress receives the steps; nil: none.
+	Progress func(Progress)
+	// Room and Space bound the pull, as those of pull.Request.
+	Room  func(ctx context.Context, bytes int64) error
+	Space func() error
+}
+
 // Pull fetches an image from its registry and unpacks it. It connects to registries on loopback
-// addresses without TLS. A missing image is an errs.ErrNotFound.
-func (c *Client) Pull(ctx context.Context, ref string, creds Credentials, progress func(Progress)) (Image, error) {
-	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
-	defer cancel()
-	full, err := Normalize(ref)
+// addresses without TLS. A missing image is an errs.ErrNotFound, a denial an errs.ErrForbidden, one that is
+// too large an errs.ErrTooLarge.
+func (c *Client) Pull(ctx context.Context, req PullRequest) (Image, error) {
+	full, err := Normalize(req.Ref)
 	if err != nil {
 		return Image{}, err
 	}
-	Progress{Ref: full, Step: "resolve"}.report(progress)
-	tally := &pullProgress{client: c, ref: full, report: progress, seen: map[digest.Digest]int64{}}
-	stop := tally.watch(ctx)
-	img, err := c.api.Pull(ctx, full,
-		containerd.WithPullUnpack, containerd.WithPullSnapshotter(snapshotter),
-		containerd.WithResolver(resolver(creds)), containerd.WithImageHandler(images.HandlerFunc(tally.add)))
-	stop()
+	Progress{Ref: full, Step: "resolve"}.report(req.Progress)
+	var got, total int64
+	img, err := c.puller.Pull(ctx, c.api, pull.Request{
+		Ref: full, Credentials: req.Credentials, Labels: req.Labels, Room: req.Room, Space: req.Space,
+		Progress: func(done, of int64) {
+			got, total = done, of
+			Progress{Ref: full, Step: "download", Done: done, Total: of}.report(req.Progress)
+		},
+	})
 	if err != nil {
 		return Image{}, kind(fmt.Sprintf("pull image %q", full), err)
 	}
-	Progress{Ref: full, Step: "unpack"}.report(progress)
+	Progress{Ref: full, Step: "unpack"}.report(req.Progress)
 	result, err := c.inspect(ctx, img)
 	if err == nil {
-		done, total := tally.sums()
-		Progress{Ref: full, Step: "done", Done: max(done, total), Total: total}.report(progress)
+		Progress{Ref: full, Step: "done", Done: max(got, total), Total: total}.report(req.Progress)
 	}
 	return result, err
 }
 
-func resolver(creds Credentials) *resolverOf {
-	var auth []docker.AuthorizerOpt
-	if creds != nil {
-		auth = append(auth, docker.WithAuthCreds(creds))
+// CheckPull returns nil if the registry has a local image, by its digest, for the credentials. A denial is an errs.ErrForbidden.
+func (c *Client) CheckPull(ctx context.Context, img Image, creds pull.Credentials) error {
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
+	defer cancel()
+	exact, err := WithDigest(img.Ref, digest.Digest(img.Digest))
+	if err != nil {
+		return err
 	}
-	return &resolverOf{docker.NewResolver(docker.ResolverOptions{
-		Hosts: docker.ConfigureDefaultRegistries(
-			docker.WithPlainHTTP(func(host string) (bool, error) { return isLoopback(host), nil }),
-			docker.WithAuthorizer(docker.NewDockerAuthorizer(auth...))),
-	})}
-}
-
-// isLoopback reports whether a registry's host, with or without port, is this host.
-func isLoopback(host string) bool {
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	addr, err := netip.ParseAddr(host)
-	return host == "localhost" || (err == nil && addr.IsLoopback())
+	return kind(fmt.Sprintf("check access to image %q", img.Ref), c.puller.Check(ctx, exact, creds))
 }
 
 // Images lists the local images by name.
@@ -252,7 +271,7 @@ func (c *Client) Images(ctx context.Context) ([]ImageInfo, error) {
 	}
 	result := make([]ImageInfo, 0, len(found))
 	for _, img := range found {
-		info := ImageInfo{Ref: img.Name(), Digest: img.Target().Digest.String(), Created: img.Metadata().CreatedAt}
+		info := ImageInfo{Ref: img.Name(), Digest: img.Target().Digest.String(), Created: img.Metadata().CreatedAt, Labels: img.Labels()}
 		if info.Size, err = img.Size(ctx); err != nil {
 			return nil, kind(fmt.Sprintf("measure image %q", img.Name()), err)
 		}

@@ -2,7 +2,6 @@ package operation
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,14 +13,13 @@ import (
 	"strconv"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/images"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
@@ -32,15 +30,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/volumes"
 )
 
-// HostConfig configures a Host. Only Subnet6, Credentials and AgentToken are optional.
+// HostConfig configures a Host. Only Subnet6 and AgentToken are optional.
 type HostConfig struct {
 	// Name is the node's name; DataDir, MemoryDir and CgroupParent are as in the node's configuration.
 	Name, DataDir, MemoryDir, CgroupParent string
 
-	Containerd  *ctrd.Client
-	Credentials ctrd.Credentials
-	Network     *netdev.Network
-	Subnet6     netip.Prefix
+	Containerd *ctrd.Client
+	Images     *images.Store
+	Network    *netdev.Network
+	Subnet6    netip.Prefix
 	// Resolvers are the DNS servers of sandboxes besides the node's own.
 	Resolvers   []netip.Addr
 	Allocator   *ipam.Allocator
@@ -154,22 +152,11 @@ func (h *Host) sandboxResolvers() []netip.Addr {
 	return all
 }
 
-// FindImage finds the image, and pulls it as its policy requires.
-func (h *Host) FindImage(ctx context.Context, p *plan.Plan) (ctrd.Image, error) {
-	if p.PullPolicy != corev1.PullAlways {
-		image, err := h.cfg.Containerd.Resolve(ctx, p.Image)
-		if err == nil || !errors.Is(err, errs.ErrNotFound) {
-			return image, err
-		}
-		if p.PullPolicy == corev1.PullNever {
-			return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image %q is not on this node, and imagePullPolicy is Never: %w", p.Image, errs.ErrNotFound))
-		}
-	}
-	image, err := h.cfg.Containerd.Pull(ctx, p.Image, h.cfg.Credentials, nil)
-	if err != nil {
-		return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image %q is not on this node and cannot be pulled: %w", p.Image, err))
-	}
-	return image, nil
+// FindImage finds the image, and pulls it as its policy requires. progress receives the steps of a pull; nil: none.
+func (h *Host) FindImage(ctx context.Context, p *plan.Plan, progress func(ctrd.Progress)) (ctrd.Image, error) {
+	return h.cfg.Images.Find(ctx, images.Ask{
+		Ref: p.Image, Policy: p.PullPolicy, Namespace: p.Ref.Namespace, Secrets: p.PullSecrets, Progress: progress,
+	})
 }
 
 // Beside returns the IPv6 address that goes with an IPv4 one; zero without IPv6.

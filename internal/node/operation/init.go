@@ -22,7 +22,10 @@ const maxInitOutput = 1 << 10
 // initContainer is an operation on an init container. It has the sandbox's ID, cgroup and network, because the sandbox
 // does not run yet, and files of its own.
 func (w *Operation) initContainer(i int) *Operation {
-	return &Operation{host: w.host, Row: &journal.Row{Plan: w.Row.Plan.OfInit(i), Address: w.Row.Address}, init: i + 1, outputOnError: w.Row.Plan.Init[i].OutputOnError, netns: w.netns}
+	return &Operation{
+		host: w.host, Row: &journal.Row{Plan: w.Row.Plan.OfInit(i), Address: w.Row.Address}, init: i + 1,
+		outputOnError: w.Row.Plan.Init[i].OutputOnError, netns: w.netns, Pulling: w.Pulling,
+	}
 }
 
 // runInit runs the init containers in order, each to its end. A sandbox from a checkpoint has what its origin's made.
@@ -67,7 +70,11 @@ func (w *Operation) removeInit(ctx context.Context) error {
 
 // runToEnd runs one init container. Its program is the agent's, as the sandbox's is.
 func (w *Operation) runToEnd(ctx context.Context) (err error) {
-	if w.Image, err = w.host.FindImage(ctx, &w.Row.Plan); err != nil {
+	var progress func(ctrd.Progress)
+	if w.Pulling != nil {
+		progress = w.Pulling()
+	}
+	if w.Image, err = w.host.FindImage(ctx, &w.Row.Plan, progress); err != nil {
 		return err
 	}
 	w.Row.ImageEnv = w.Image.Config.Env

@@ -63,6 +63,8 @@ type Operation struct {
 	outputOnError bool
 	// Initializing is called before each init container.
 	Initializing func(name string, number, of int)
+	// Pulling returns what receives the progress of a pull for an init container; nil: nobody does.
+	Pulling func() func(ctrd.Progress)
 	// resolved is nil before Resolve.
 	resolved *references.Values
 	netns    string

@@ -156,7 +156,7 @@ func (w *Operation) readdress(ctx context.Context) error {
 
 // fromClaims creates a sandbox from its volume claims only, as at first.
 func (w *Operation) fromClaims(ctx context.Context) error {
-	image, err := w.host.FindImage(ctx, &w.Row.Plan)
+	image, err := w.host.FindImage(ctx, &w.Row.Plan, nil)
 	if err != nil {
 		return err
 	}

@@ -32,6 +32,8 @@ type Plan struct {
 
 	Image      string            `json:"image"`
 	PullPolicy corev1.PullPolicy `json:"pullPolicy,omitempty"`
+	// PullSecrets are names of Secrets with the credentials for the image.
+	PullSecrets []string `json:"pullSecrets,omitempty"`
 
 	Command []string `json:"command,omitempty"`
 	Args    []string `json:"args,omitempty"`
@@ -102,6 +104,9 @@ func New(s *agents.Sandbox, d Defaults) (Plan, error) {
 		EnvFrom: c.EnvFrom, Limits: limits(d.Limits, c), Restart: spec.RestartPolicy,
 		Startup: withPort(c.StartupProbe, c), Readiness: withPort(c.ReadinessProbe, c), Liveness: withPort(c.LivenessProbe, c),
 		Secure: s.Spec.AgentSecured(),
+	}
+	for _, ref := range spec.ImagePullSecrets {
+		p.PullSecrets = append(p.PullSecrets, ref.Name)
 	}
 	p.SetNetwork(s)
 	if b := s.Spec.Barchan; b != nil {

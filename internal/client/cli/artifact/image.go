@@ -22,7 +22,8 @@ import (
 // ImageCommand returns `barchan image`.
 func ImageCommand(a *app.App) *cobra.Command {
 	return app.NounCommand("image", "Images that sandboxes run",
-		imageBuildCommand(a), imagePullCommand(a), imageImportCommand(a), imageLsCommand(a), imageRmCommand(a))
+		imageBuildCommand(a), imagePullCommand(a), imageImportCommand(a), imageLsCommand(a), imageRmCommand(a), imagePruneCommand(a),
+		imageExportCommand(a), imagePushCommand(a))
 }
 
 // imageWork runs a server operation with progress, and prints the resulting images.
@@ -87,18 +88,11 @@ func imagePullCommand(a *app.App) *cobra.Command {
 		Example: "  barchan image pull docker.io/library/debian:stable-slim\n  barchan image pull registry.example.com/team/app:1 --ca-file ca.pem",
 	}
 	app.RegistryFlags(cmd, &access)
-	cmd.Flags().StringVar(&access.Username, "username", "", "user of the registry; the password is prompted for")
-	cmd.Flags().BoolVar(&passwordStdin, "password-stdin", false, "read the password from standard input")
+	passwordFlags(cmd, &access, &passwordStdin)
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if passwordStdin && access.Username == "" {
-			return app.Usage(cmd, errors.New("--password-stdin needs --username"))
-		}
-		if access.Username != "" {
-			var err error
-			if access.Password, err = password(cmd.Context(), a, passwordStdin); err != nil {
-				return err
-			}
+		if err := readPassword(cmd, a, &access, passwordStdin); err != nil {
+			return err
 		}
 		return imageWork(a, func(c *adminclient.Client, progress func(adminclient.Event)) (adminclient.Result, error) {
 			if access.CAFile != "" || access.PlainHTTP {
@@ -128,6 +122,24 @@ func pullHere(ctx context.Context, c *adminclient.Client, ref string, access por
 		err = why
 	}
 	return result, err
+}
+
+func passwordFlags(cmd *cobra.Command, access *portable.Access, fromStdin *bool) {
+	cmd.Flags().StringVar(&access.Username, "username", "", "user of the registry; the password is prompted for")
+	cmd.Flags().BoolVar(fromStdin, "password-stdin", false, "read the password from standard input")
+}
+
+// readPassword reads the password of the user that a command names, if it does.
+func readPassword(cmd *cobra.Command, a *app.App, access *portable.Access, fromStdin bool) (err error) {
+	switch {
+	case access.Username != "":
+		access.Password, err = password(cmd.Context(), a, fromStdin)
+		return err
+	case fromStdin:
+		return app.Usage(cmd, errors.New("--password-stdin needs --username"))
+	default:
+		return nil
+	}
 }
 
 func password(ctx context.Context, a *app.App, fromStdin bool) (string, error) {
@@ -208,15 +220,56 @@ func printImages(ctx context.Context, a *app.App, client *adminclient.Client) er
 		return err
 	}
 	return app.PrintList(a, app.Columns[adminclient.Image]{
-		Header: []string{"IMAGE", "DIGEST", "SIZE", "AGE"},
+		Header: []string{"IMAGE", "DIGEST", "SIZE", "AGE", "LAST USED", "ORIGIN"},
 		Row: func(i *adminclient.Image) []string {
 			digest := strings.TrimPrefix(i.Digest, "sha256:")
 			if a.Format != app.FormatWide {
 				digest = digest[:min(12, len(digest))]
 			}
-			return []string{i.Ref, digest, terminal.Size(i.Size), terminal.Since(i.CreatedAt)}
+			return []string{i.Ref, digest, terminal.Size(i.Size), terminal.Since(i.CreatedAt), terminal.Since(i.LastUsed), origin(i)}
 		},
 	}, list)
+}
+
+// origin says where an image is from.
+func origin(i *adminclient.Image) string {
+	switch {
+	case i.Private:
+		return "private"
+	case i.Pulled:
+		return "pulled"
+	default:
+		return "local"
+	}
+}
+
+func imagePruneCommand(a *app.App) *cobra.Command {
+	var req adminclient.PruneRequest
+	cmd := &cobra.Command{
+		Use:   "prune",
+		Short: "Remove images that nothing uses",
+		Long: "Remove the pulled images that no sandbox, checkpoint, template or unfinished build uses, and print them.\n" +
+			"The server does so itself when images exceed the setting imageStore. Imported images and those made here\n" +
+			"stay without --all, for no registry has them.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.WithAdmin(func(c *adminclient.Client) error {
+				gone, err := c.Prune(cmd.Context(), req)
+				if err != nil {
+					return err
+				}
+				if a.JSON {
+					return a.PrintJSON(gone)
+				}
+				for _, i := range gone {
+					fmt.Fprintln(a.Stdout, i.Ref)
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&req.All, "all", false, "remove also images that were imported or made here")
+	a.JSONFlag(cmd)
+	return cmd
 }
 
 func imageRmCommand(a *app.App) *cobra.Command {

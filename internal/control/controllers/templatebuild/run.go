@@ -109,7 +109,11 @@ func (w *work) findBase(ctx context.Context, from *barchan.BuildSource) (*layers
 		digest := ""
 		if w.r.ImageDigest != nil {
 			var err error
-			digest, err = w.r.ImageDigest(ctx, from.Image)
+			var secrets []string
+			for _, ref := range from.ImagePullSecrets {
+				secrets = append(secrets, ref.Name)
+			}
+			digest, err = w.r.ImageDigest(ctx, w.Build.Namespace, from.Image, secrets)
 			if errors.Is(err, errs.ErrNotFound) || errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrForbidden) {
 				return nil, buildlog.Refuse(barchan.BuildStepBase, "spec.from.image: %s", errs.Text(err))
 			} else if err != nil {
@@ -117,7 +121,7 @@ func (w *work) findBase(ctx context.Context, from *barchan.BuildSource) (*layers
 			}
 		}
 		w.Starts("image " + from.Image)
-		return layers.ImageBase(from.Image, digest), nil
+		return layers.ImageBase(from.Image, digest, from.ImagePullSecrets...), nil
 	}
 	for _, namespace := range []string{w.Build.Namespace, w.r.PublicNamespace} {
 		t, revision, err := w.r.Objects.CurrentTemplate(ctx, types.NamespacedName{Namespace: namespace, Name: from.TemplateName})

@@ -69,9 +69,9 @@ type Config struct {
 	Store *builds.Store
 	// PublicNamespace has the templates that builds of all namespaces may start from, if they are public.
 	PublicNamespace string
-	// ImageDigest returns the digest of an image, which it pulls if it is missing. Nil: builds know images by name alone, and
+	// ImageDigest returns the digest of an image for a namespace, with the credentials of Secrets of it. It pulls the image if it is missing. Nil: builds know images by name alone, and
 	// take kept layers of an image that has changed.
-	ImageDigest func(ctx context.Context, ref string) (string, error)
+	ImageDigest func(ctx context.Context, namespace, ref string, secrets []string) (string, error)
 	// Events records Kubernetes events on builds; nil records none.
 	Events events.EventRecorder
 }
@@ -189,8 +189,11 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if ended(b) {
 		r.Store.DropSecrets(b.UID)
 	}
-	if b.DeletionTimestamp != nil || b.Spec.From == nil || ended(b) {
+	switch {
+	case b.DeletionTimestamp != nil || b.Spec.From == nil:
 		return reconcile.Result{}, nil
+	case ended(b):
+		return reconcile.Result{}, r.dropCredentials(ctx, b)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -210,7 +213,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, fmt.Errorf("build %s: %w", req, err)
 	}
 	r.Store.DropSecrets(b.UID)
-	return reconcile.Result{}, r.prune(ctx, req.Namespace)
+	return reconcile.Result{}, errors.Join(r.dropCredentials(ctx, b), r.prune(ctx, req.Namespace))
 }
 
 func ended(b *barchan.TemplateBuild) bool {

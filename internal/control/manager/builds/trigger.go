@@ -65,8 +65,8 @@ func (s *Service) Upload(ctx context.Context, path string, size int64, archive i
 type Instructions struct {
 	// FromImage or FromTemplate is what it starts from.
 	FromImage, FromTemplate string
-	// Registry: the client sent credentials of the image's registry.
-	Registry bool
+	// Registry are credentials for images of FromImage's registry; nil: none.
+	Registry *Registry
 	Stages   []Stage
 	Steps    []Step
 	// Secrets are kept in memory alone.
@@ -123,7 +123,7 @@ func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID st
 		if err := check(b, old); err != nil {
 			return err
 		}
-		if err := s.Files.SetSecrets(b.UID, what.Secrets); err != nil { // before its controller can ask for them
+		if err := s.keepSecrets(ctx, b, &what); err != nil { // before its controller can ask for them
 			return err
 		}
 		err = s.Objects.Update(ctx, b)
@@ -144,11 +144,20 @@ func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID st
 	return nil
 }
 
+// keepSecrets keeps those of the build's steps and of its registry.
+func (s *Service) keepSecrets(ctx context.Context, b *barchan.TemplateBuild, what *Instructions) error {
+	if err := s.Files.SetSecrets(b.UID, what.Secrets); err != nil {
+		return err
+	}
+	err := s.withCredentials(ctx, b, what.Registry)
+	if err != nil && len(what.Secrets) > 0 {
+		s.Files.DropSecrets(b.UID)
+	}
+	return err
+}
+
 // spec translates what a build does, and refuses secrets that cannot be kept.
 func (s *Service) spec(ctx context.Context, namespace string, what *Instructions) (spec barchan.TemplateBuildSpec, err error) {
-	if what.Registry {
-		return spec, apistatus.Refuse(errs.ErrInvalid, "fromImageRegistry: registry credentials are not supported yet; have the operator pull the image, and leave them out")
-	}
 	if spec.From, err = s.source(ctx, namespace, "", what.FromImage, what.FromTemplate); err != nil {
 		return spec, err
 	}

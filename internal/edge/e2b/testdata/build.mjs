@@ -73,8 +73,8 @@ await assert.rejects(Template.build(plain(), 'Not A Name'), /400: name: "Not A N
 await assert.rejects(Template.build(plain(), 'broken'), /409: name: .*not made by a build/)
 await assert.rejects(Template.build(Template().fromTemplate('nope'), 'x'), /400: fromTemplate: template 'nope' not found/)
 await assert.rejects(
-  Template.build(Template().fromImage('private/x', { username: 'a', password: 'b' }), 'x'),
-  /400: fromImageRegistry: registry credentials are not supported yet/,
+  Template.build(Template().fromAWSRegistry('private/x', { accessKeyId: 'a', secretAccessKey: 'b', region: 'c' }), 'x'),
+  /400: fromImageRegistry.type: aws is not supported/,
 )
 const other = { apiKey: process.env.OTHER_API_KEY }
 await assert.rejects(Template.getBuildStatus(info, other), /404: build .* not found/)

@@ -57,6 +57,8 @@ type Base struct {
 	settings   settings
 	// key identifies all of it.
 	key string
+	// pullSecrets have the credentials for the image; a template has its own.
+	pullSecrets []corev1.LocalObjectReference
 	// prepared: it has the default user.
 	prepared bool
 }
@@ -179,8 +181,10 @@ func longHashOf(parts ...any) string {
 }
 
 // ImageBase returns the base of an image. Its entrypoint does not run, for E2B's templates have none but their start command.
-func ImageBase(image, digest string) *Base {
+// secrets have the credentials for its registry.
+func ImageBase(image, digest string, secrets ...corev1.LocalObjectReference) *Base {
 	return &Base{
+		pullSecrets: secrets,
 		blueprint: agents.SandboxBlueprint{PodTemplate: agents.PodTemplate{Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{Name: "sandbox", Image: image, Command: []string{"/bin/sh", "-c", "exit 0"}}},
 		}}},

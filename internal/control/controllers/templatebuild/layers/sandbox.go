@@ -75,6 +75,9 @@ func (w *Work) newSandbox(blueprint *agents.SandboxBlueprint, policies *agents.B
 		},
 		Spec: agents.SandboxSpec{SandboxBlueprint: *blueprint.DeepCopy(), ShutdownPolicy: agents.ShutdownDelete, OperatingMode: agents.ModeRunning},
 	}
+	if w.checkpoint == "" && len(w.base.pullSecrets) > 0 { // the files of a layer come without the registry
+		s.Spec.PodTemplate.Spec.ImagePullSecrets = w.base.pullSecrets
+	}
 	s.Spec.Barchan = policies.DeepCopy()
 	if w.checkpoint != "" {
 		if s.Spec.Barchan == nil {
