@@ -55,6 +55,9 @@ var names = []string{
 	"node/verify", "node/warmup",
 	"node/sync", "node/decided", "node/discard", "node/released", "node/readdress", "node/tell",
 
+	// The record of an image is written, or removed.
+	"images/pulled", "images/grant", "images/removed",
+
 	// A step of a checkpoint is done, or its row has reached the disk.
 	"checkpoint/writing", "node/capture_row", "node/capture_ahead", "node/capture_held", "node/capture_copied", "node/capture_memory",
 	"node/capture_files", "checkpoint/ready", "node/capture_ready", "checkpoint/dropping", "checkpoint/removed", "checkpoint/gone",
