@@ -233,7 +233,7 @@ func TestStreams(t *testing.T) {
 
 func TestErrorsKeepTheirKind(t *testing.T) {
 	b := newBackend()
-	client, socket, _ := start(t, b)
+	client, _, _ := start(t, b)
 	_, err := client.Pull(t.Context(), adminclient.PullRequest{Ref: "none"}, nil)
 	if !errors.Is(err, errs.ErrNotFound) || !strings.Contains(err.Error(), "pull none") {
 		t.Errorf("in a stream: %v", err)
@@ -259,6 +259,10 @@ func TestErrorsKeepTheirKind(t *testing.T) {
 	if text, ok := errs.PublicMessage(err); !errors.Is(err, errs.ErrUnavailable) || !ok || text != "the server is still starting" {
 		t.Errorf("while it starts: %v", err)
 	}
+}
+
+func TestRefusedRequests(t *testing.T) {
+	_, socket, _ := start(t, newBackend())
 	for body, want := range map[string]int{`{"ref":"x","colour":1}`: 400, `{`: 400, strings.Repeat(" ", maxRequest+1): 400} {
 		if got := post(t, socket, adminclient.PathPull, body); got != want {
 			t.Errorf("body %.30q: %d", body, got)

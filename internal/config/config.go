@@ -242,16 +242,15 @@ func (c *Config) complete() error {
 func (c *Config) Registries() (mirrors map[string][]string, authorities map[string]string, err error) {
 	mirrors, authorities = map[string][]string{}, map[string]string{}
 	for _, text := range c.RegistryMirrors {
-		host, address, ok := strings.Cut(text, "=")
-		u, err := url.Parse(address)
-		if !ok || host == "" || strings.Contains(host, "/") || err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Host == "" || u.User != nil || u.RawQuery != "" {
+		host, address, ok := hostAnd(text)
+		if !ok || !isMirror(address) {
 			return nil, nil, invalid("registryMirrors", "%q is not a mirror such as docker.io=https://mirror.example.com", text)
 		}
 		mirrors[host] = append(mirrors[host], address)
 	}
 	for _, text := range c.RegistryCAs {
-		host, file, ok := strings.Cut(text, "=")
-		if !ok || host == "" || strings.Contains(host, "/") || !filepath.IsAbs(file) {
+		host, file, ok := hostAnd(text)
+		if !ok || !filepath.IsAbs(file) {
 			return nil, nil, invalid("registryCAs", "%q is not a file of a host such as registry.example.com=/etc/barchan/ca.pem", text)
 		}
 		if _, twice := authorities[host]; twice {
@@ -260,6 +259,17 @@ func (c *Config) Registries() (mirrors map[string][]string, authorities map[stri
 		authorities[host] = file
 	}
 	return mirrors, authorities, nil
+}
+
+// hostAnd splits HOST=VALUE.
+func hostAnd(text string) (host, value string, ok bool) {
+	host, value, ok = strings.Cut(text, "=")
+	return host, value, ok && host != "" && !strings.Contains(host, "/")
+}
+
+func isMirror(address string) bool {
+	u, err := url.Parse(address)
+	return err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Host != "" && u.User == nil && u.RawQuery == ""
 }
 
 // AdminSocket is where a running server is administered.

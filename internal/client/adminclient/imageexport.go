@@ -21,7 +21,7 @@ type ImageExport struct {
 // ExportImage requests an image as a tar. An incomplete tar is an error of the reader's.
 func (c *Client) ExportImage(ctx context.Context, req ImageExport) (io.ReadCloser, error) {
 	query := url.Values{"namespace": {req.Namespace}, "source": {req.Source}, "name": {req.Name}}
-	res, err := c.send(ctx, http.MethodPost, PathImageExport+"?"+query.Encode(), nil)
+	res, err := c.send(ctx, http.MethodPost, PathImageExport+"?"+query.Encode(), nil) //nolint:bodyclose // the caller closes it
 	if err != nil {
 		return nil, err
 	}

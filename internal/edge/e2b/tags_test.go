@@ -96,6 +96,13 @@ func TestTags(t *testing.T) {
 	if err := f.cluster.Get(t.Context(), types.NamespacedName{Namespace: team, Name: "files-of-two"}, &kept); err != nil || barchan.ExactTime(&kept, barchan.AnnotationUsedAt).IsZero() {
 		t.Errorf("the checkpoint is not marked as used: %v %v", err, kept.Annotations)
 	}
+	id := b.listed(one, two)
+	b.removeTags(id, one, two)
+}
+
+// listed reads and uses the template that TestTags has built, and returns its ID.
+func (b *builder) listed(one, two string) string {
+	f, t := b.fixture, b.t
 	var list []Template
 	f.want(200, &list, "GET", "/templates", "")
 	id := ""
@@ -119,7 +126,7 @@ func TestTags(t *testing.T) {
 	f.want(200, nil, "GET", "/templates/aliases/mine:v1", "")
 	f.want(404, nil, "GET", "/templates/aliases/mine:v9", "")
 	f.want(409, nil, "POST", "/v3/templates", `{"name":"mine.v1"}`) // its object is the tag's
-	b.removeTags(id, one, two)
+	return id
 }
 
 // removeTags removes tags of the template that TestTags has built, and then the template.

@@ -129,16 +129,22 @@ func sandboxToRun(a *app.App, cmd *cobra.Command, o *runOptions, v variant) (n r
 	if o.filesOnly {
 		n.Memory = new(false)
 	}
-	if o.private || len(o.allow) > 0 {
-		n.Network = &restclient.Network{AllowOut: o.allow}
+	n.Network = o.network()
+	return n, nil
+}
+
+func (o *runOptions) network() *restclient.Network {
+	if !o.private && len(o.allow) == 0 {
+		return nil
 	}
+	n := &restclient.Network{AllowOut: o.allow}
 	if o.private {
-		n.Network.AllowPublicTraffic = new(false)
+		n.AllowPublicTraffic = new(false)
 	}
 	if len(o.allow) > 0 {
-		n.Network.DenyOut = []string{"0.0.0.0/0"}
+		n.DenyOut = []string{"0.0.0.0/0"}
 	}
-	return n, nil
+	return n
 }
 
 func volumeMounts(list []string) (mounts []restclient.VolumeMount, err error) {
