@@ -277,7 +277,7 @@ func testKubectlTenant(t *testing.T, s *server) {
 	if out := s.mustKubectl("", flag, "exec", "web", "--", "echo", "mine"); out != "mine\n" {
 		t.Errorf("exec = %q", out)
 	}
-	for _, args := range [][]string{{"exec", "-n", "default", "web", "--", "true"}, {"get", "sandboxes", "-A"}, {"get", "secrets", "-n", "default"}, {"get", "nodes"}} {
+	for _, args := range [][]string{{"exec", "-n", "default", "web", "--", "true"}, {"get", "sandboxes", "-A"}, {"get", "secrets", "-n", "default"}} {
 		if out, err := s.kubectl("", append([]string{flag}, args...)...); err == nil || !strings.Contains(out, "orbidden") {
 			t.Errorf("kubectl %v with a tenant's key: %v\n%s", args, err, out)
 		}
