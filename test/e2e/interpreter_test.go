@@ -26,13 +26,13 @@ func skipLate(t *testing.T, image string) {
 	if err != nil {
 		return // not in CI
 	}
-	limit := 25 * time.Minute
+	limit := 20 * time.Minute
 	cache := os.Getenv("BARCHAN_CACHE")
 	if cache == "" {
 		cache = "/var/cache/barchan"
 	}
 	if found, _ := filepath.Glob(filepath.Join(cache, "images", image+"-*.tar")); len(found) == 0 {
-		limit = 15 * time.Minute
+		limit = 10 * time.Minute
 	}
 	if took := time.Since(time.Unix(started, 0)); took > limit {
 		t.Skipf("SKIPPED: CI has taken %s already; make test-all PKG=./test/e2e RUN='^%s$' runs it", took.Round(time.Second), t.Name())
