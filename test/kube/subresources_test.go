@@ -185,6 +185,9 @@ func tables(t *testing.T, s server) (out []string) {
 	s.make(t, "SandboxTemplate", "shown", "{}")
 	s.make(t, "APIKey", "shown", "spec: {description: mine, prefix: p, expiresAt: '2030-01-02T03:04:05Z'}")
 	s.make(t, "TemplateRevision", "shown", "{}")
+	if err := s.Create(t.Context(), &barchan.Volume{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "shown"}}); err != nil {
+		t.Fatalf("%s: %v", s.name, err)
+	}
 	// Nothing is known of these yet.
 	s.make(t, "Sandbox", "unknown", "{}")
 	s.make(t, "SandboxClaim", "unknown", "{}")
