@@ -235,13 +235,11 @@ func checkPath(name string, at *field.Path) field.ErrorList {
 	switch {
 	case name == "":
 		return field.ErrorList{field.Required(at, "name a file of the volume")}
-	case path.IsAbs(name) || slices.Contains(strings.Split(name, "/"), "..") || strings.HasPrefix(name, "..") || strings.ContainsRune(name, 0) || clean(name) == ".":
+	case path.IsAbs(name) || slices.Contains(strings.Split(name, "/"), "..") || strings.HasPrefix(name, "..") || strings.ContainsRune(name, 0) || path.Clean(name) == ".":
 		return field.ErrorList{field.Invalid(at, name, "must be a relative path that has no .. and does not begin with it")}
 	}
 	return nil
 }
-
-func clean(name string) string { return path.Clean(name) }
 
 func checkMode(mode *int32, at *field.Path) field.ErrorList {
 	if mode == nil || *mode >= 0 && *mode <= 0o777 {

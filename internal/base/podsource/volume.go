@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -71,7 +72,7 @@ func Files(ctx context.Context, objects Objects, namespace, volume string, p *co
 			}
 		case s.DownwardAPI != nil:
 			for _, item := range s.DownwardAPI.Items {
-				files[clean(item.Path)] = File{[]byte(valueOf(own, item)), mode(item.Mode, p.DefaultMode)}
+				files[path.Clean(item.Path)] = File{[]byte(valueOf(own, item)), mode(item.Mode, p.DefaultMode)}
 			}
 		}
 		if m, ok := err.(*Missing); ok { //nolint:errorlint // of reader, unwrapped
@@ -103,7 +104,7 @@ func (r reader) pick(files map[string]File, data map[string][]byte, items []core
 		b, found := data[item.Key]
 		switch {
 		case found:
-			files[clean(item.Path)] = File{b, mode(item.Mode, defaultMode)}
+			files[path.Clean(item.Path)] = File{b, mode(item.Mode, defaultMode)}
 		case !optional:
 			return r.missing("references non-existent %s key: %s", kind, item.Key)
 		}
