@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -43,24 +42,7 @@ func (c *Cluster) TemplateBuilds(ctx context.Context, namespace string) ([]barch
 
 // WaitCheckpoint waits as the cache does.
 func (c *Cluster) WaitCheckpoint(ctx context.Context, key types.NamespacedName, done func(*barchan.Checkpoint) (bool, error)) (*barchan.Checkpoint, error) {
-	for {
-		bell := c.bellOf(key)
-		now, err := get(ctx, c.Client, key, &barchan.Checkpoint{})
-		if errors.Is(err, errs.ErrNotFound) {
-			now, err = nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if ok, err := done(now); ok || err != nil {
-			return now, err
-		}
-		select {
-		case <-bell:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for checkpoint %s: %w: %w", key, errs.ErrTimeout, ctx.Err())
-		}
-	}
+	return wait(ctx, c, "checkpoint", key, func() *barchan.Checkpoint { return &barchan.Checkpoint{} }, done)
 }
 
 func (c *Cluster) captureAll(ctx context.Context) (err error) {

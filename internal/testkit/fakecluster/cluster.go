@@ -327,6 +327,29 @@ func get[T client.Object](ctx context.Context, r client.Reader, key types.Namesp
 	return obj, err
 }
 
+// wait waits until done accepts the object of a key, or its absence, which is a nil object.
+func wait[T client.Object](ctx context.Context, c *Cluster, what string, key types.NamespacedName, empty func() T, done func(T) (bool, error)) (T, error) {
+	var none T
+	for {
+		bell := c.bellOf(key)
+		now, err := get(ctx, c.Client, key, empty())
+		if errors.Is(err, errs.ErrNotFound) {
+			now, err = none, nil
+		}
+		if err != nil {
+			return none, err
+		}
+		if ok, err := done(now); ok || err != nil {
+			return now, err
+		}
+		select {
+		case <-bell:
+		case <-ctx.Done():
+			return none, fmt.Errorf("wait for %s %s: %w: %w", what, key, errs.ErrTimeout, ctx.Err())
+		}
+	}
+}
+
 // SandboxByID reads one sandbox.
 func (c *Cluster) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
 	all, err := c.Sandboxes(ctx, "")
@@ -481,24 +504,7 @@ func (c *Cluster) APIKeysBySSHKey(ctx context.Context, fingerprint string) (foun
 
 // WaitSandbox waits as the cache does.
 func (c *Cluster) WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error) {
-	for {
-		bell := c.bellOf(key)
-		s, err := c.Sandbox(ctx, key)
-		if errors.Is(err, errs.ErrNotFound) {
-			s, err = nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if ok, err := done(s); ok || err != nil {
-			return s, err
-		}
-		select {
-		case <-bell:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for sandbox %s: %w: %w", key, errs.ErrTimeout, ctx.Err())
-		}
-	}
+	return wait(ctx, c, "sandbox", key, func() *agents.Sandbox { return &agents.Sandbox{} }, done)
 }
 
 // Template returns a template object for tests.

@@ -38,22 +38,5 @@ func (c *Cluster) VolumeByID(ctx context.Context, id string) (*barchan.Volume, e
 
 // WaitVolume waits as the cache does.
 func (c *Cluster) WaitVolume(ctx context.Context, key types.NamespacedName, done func(*barchan.Volume) (bool, error)) (*barchan.Volume, error) {
-	for {
-		bell := c.bellOf(key)
-		now, err := c.Volume(ctx, key)
-		if errors.Is(err, errs.ErrNotFound) {
-			now, err = nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if ok, err := done(now); ok || err != nil {
-			return now, err
-		}
-		select {
-		case <-bell:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for volume %s: %w: %w", key, errs.ErrTimeout, ctx.Err())
-		}
-	}
+	return wait(ctx, c, "volume", key, func() *barchan.Volume { return &barchan.Volume{} }, done)
 }
