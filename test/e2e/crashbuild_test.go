@@ -128,8 +128,14 @@ func buildOf(ctx context.Context, w *fixture, s *subject, spec *barchan.Template
 	if err := w.objects.Create(ctx, b); client.IgnoreAlreadyExists(err) != nil {
 		return err
 	}
+	return w.awaitBuild(ctx, b.Name)
+}
+
+// awaitBuild waits until a build of namespace default is ready.
+func (w *fixture) awaitBuild(ctx context.Context, name string) error {
 	for {
-		if err := w.objects.Get(ctx, client.ObjectKeyFromObject(b), b); err != nil {
+		b := &barchan.TemplateBuild{}
+		if err := w.objects.Get(ctx, client.ObjectKey{Namespace: "default", Name: name}, b); err != nil {
 			return err
 		}
 		switch b.Status.Phase {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -73,24 +72,7 @@ func buildPrivateSubject(ctx context.Context, w *fixture, s *subject) error {
 	if _, err := w.send(ctx, http.MethodPost, "/v2/templates/"+made.TemplateID+"/builds/"+made.BuildID, "", body, nil); err != nil {
 		return err
 	}
-	for {
-		b := &barchan.TemplateBuild{}
-		if err := w.objects.Get(ctx, client.ObjectKey{Namespace: "default", Name: made.BuildID}, b); err != nil {
-			return err
-		}
-		switch b.Status.Phase {
-		case barchan.BuildReady:
-			return nil
-		case barchan.BuildFailed:
-			return fmt.Errorf("the build failed: %+v", b.Status)
-		case barchan.BuildPending, barchan.BuildBuilding:
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %+v", ctx.Err(), b.Status)
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+	return w.awaitBuild(ctx, made.BuildID)
 }
 
 // cleanPrivate deletes what the builds made. Their credentials go with them.
