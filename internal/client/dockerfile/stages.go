@@ -290,12 +290,12 @@ func (t *translator) stageNamed(from string) (string, error) {
 		if _, err := strconv.Atoi(from); err == nil {
 			return "", errors.New("there is no such stage")
 		}
-		return t.named1("image:"+from, "image", from, func() (Source, []Step) {
+		return t.addStage("image:"+from, "image", from, func() (Source, []Step) {
 			return Source{Image: from, Line: t.all[t.at].line}, nil
 		}), nil
 	}
 	title := t.title(at)
-	return t.named1("stage:"+strconv.Itoa(at), title, title, func() (Source, []Step) {
+	return t.addStage("stage:"+strconv.Itoa(at), title, title, func() (Source, []Step) {
 		s := t.translate(at, false)
 		return s.from, s.essential()
 	}), nil
@@ -304,8 +304,8 @@ func (t *translator) stageNamed(from string) (string, error) {
 // unnamed are the characters that a stage of the server cannot have in its name.
 var unnamed = regexp.MustCompile(`[^a-z0-9]+`)
 
-// named1 adds a stage to the plan by its key, once, after those that it needs itself.
-func (f *file) named1(key, wish, title string, translate func() (Source, []Step)) string {
+// addStage adds a stage to the plan by its key, once, after those that it needs itself.
+func (f *file) addStage(key, wish, title string, translate func() (Source, []Step)) string {
 	if name, has := f.named[key]; has {
 		return name
 	}
