@@ -3,8 +3,6 @@ package podsource
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -130,8 +128,8 @@ func (r reader) missing(format string, args ...any) error {
 
 func texts(data map[string][]byte) map[string]string {
 	all := map[string]string{}
-	for _, key := range slices.Sorted(maps.Keys(data)) {
-		all[key] = string(data[key])
+	for key, value := range data {
+		all[key] = string(value)
 	}
 	return all
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -86,7 +87,7 @@ func (t *Tree) Measure(ctx context.Context) (u Usage, err error) {
 	type inode struct{ dev, ino uint64 }
 	linked := map[inode]bool{}
 	err = walk(ctx, dir, "/", maxDepth+1, func(_ int, e Entry, st *syscall.Stat_t) error {
-		if u.Files == MaxFiles || depthOf(e.Path) > maxDepth {
+		if u.Files == MaxFiles || strings.Count(e.Path, "/") > maxDepth {
 			return errPartial
 		}
 		u.Files++
@@ -110,15 +111,6 @@ func (t *Tree) Measure(ctx context.Context) (u Usage, err error) {
 
 // blockSize is the unit of Stat_t.Blocks, in bytes.
 const blockSize = 512
-
-func depthOf(shown string) (n int) {
-	for _, c := range []byte(shown) {
-		if c == '/' {
-			n++
-		}
-	}
-	return n
-}
 
 // visit gets a file's entry, with the descriptor of its directory.
 type visit func(parent int, e Entry, st *syscall.Stat_t) error
