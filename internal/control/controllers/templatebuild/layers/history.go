@@ -29,6 +29,9 @@ func History(spec *barchan.TemplateBuildSpec) (lines []string) {
 }
 
 // StartArguments returns the program that runs a start command, as builds do.
-func StartArguments(command string) []string {
-	return []string{"/bin/sh", "-c", runScript, "sh", command}
+func StartArguments(command string) []string { return shell(runScript, command) }
+
+// shell returns the program that runs a script with arguments.
+func shell(script string, args ...string) []string {
+	return append([]string{"/bin/sh", "-c", script, "sh"}, args...)
 }

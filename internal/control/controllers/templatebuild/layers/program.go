@@ -96,9 +96,9 @@ func (w *Work) launch(ctx context.Context, s *started) (detach func(), err error
 	}
 	w.Log.Say(builds.LevelInfo, "START %s", w.Build.Spec.StartCommand)
 	streaming, cut := context.WithCancel(ctx)
-	noInput, dir := false, w.settings.Workdir
+	noInput, dir, argv := false, w.settings.Workdir, StartArguments(w.Build.Spec.StartCommand)
 	stream, err := agent.Process().Start(streaming, connect.NewRequest(&processpb.StartRequest{
-		Process: &processpb.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", runScript, "sh", w.Build.Spec.StartCommand}, Envs: w.settings.Env, Cwd: &dir}, Stdin: &noInput,
+		Process: &processpb.ProcessConfig{Cmd: argv[0], Args: argv[1:], Envs: w.settings.Env, Cwd: &dir}, Stdin: &noInput,
 	}))
 	if err != nil {
 		cut()
@@ -144,7 +144,7 @@ func (w *Work) awaitReady(ctx context.Context, s *started) error {
 	ctx, stop := context.WithTimeoutCause(ctx, readyTimeout, buildlog.Refuse(barchan.BuildStepFinalize, "spec.readyCommand: it did not succeed within %s", readyTimeout))
 	defer stop()
 	for pause := pollFirst; ; pause = min(2*pause, pollMost) {
-		exit, _, err := agent.Run(ctx, []string{"/bin/sh", "-c", runScript, "sh", ready}, envd.RunOptions{Env: w.settings.Env, Dir: w.settings.Workdir})
+		exit, _, err := agent.Run(ctx, shell(runScript, ready), envd.RunOptions{Env: w.settings.Env, Dir: w.settings.Workdir})
 		switch {
 		case err != nil:
 			return w.agentError(ctx, s, "run the ready command", err)

@@ -168,7 +168,7 @@ func (w *Work) program(ctx context.Context, s *started, user, what, dir string, 
 	env := map[string]string{}
 	maps.Copy(env, w.settings.Env)
 	maps.Copy(env, more)
-	exit, err := agent.Exec(ctx, append([]string{"/bin/sh", "-c", script, "sh"}, args...), envd.ExecOptions{Stdout: out, Stderr: trouble, Env: env, Dir: dir})
+	exit, err := agent.Exec(ctx, shell(script, args...), envd.ExecOptions{Stdout: out, Stderr: trouble, Env: env, Dir: dir})
 	if err != nil {
 		return w.agentError(ctx, s, what, err)
 	}
