@@ -40,7 +40,7 @@ var layers = [][]string{
 		"api/agents/v1beta1", "internal/base/errs", "internal/base/lifecycle", "internal/base/telemetry", "internal/base/failpoint",
 		"internal/base/signedurl", "internal/base/podsource", "api/crds", "packaging/chart", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
 	},
-	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/node/keyedlock", "internal/node/projection", "internal/testkit/ownnet"},
+	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/base/keyedlock", "internal/node/projection", "internal/testkit/ownnet"},
 	2: {
 		"api/openapi", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable", "internal/guest/interpreter",
 		"internal/node/ipam", "internal/node/egress", "internal/edge/route",

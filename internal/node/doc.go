@@ -5,7 +5,6 @@
 //	plan        what an object means for the node: class, limits, volumes, environment, probes
 //	journal     one row for each sandbox, and the table of allowed stage transitions
 //	registry    one handle for each sandbox: lock, row, status; background tasks
-//	keyedlock   the lock by key, with interruption by a removal
 //	references  the values that a plan takes from Secrets and ConfigMaps
 //	projection  their files, which change as a whole
 //	operation   ordered lists of steps with do and undo: create, save, release, bring up, restart

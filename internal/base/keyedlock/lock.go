@@ -1,5 +1,5 @@
-// Package keyedlock has the lock by key of the node plane: changes to a sandbox, or to a checkpoint, hold the
-// lock of its UID. A removal interrupts the holder and the callers before it. The package
+// Package keyedlock has the lock by key: changes to a sandbox, or to a checkpoint, hold the lock of its UID, and steps of
+// template builds that of a cache. A removal interrupts the holder and the callers before it. The package
 // decides nothing about what a lock protects, and it keeps no object of a key.
 //
 // Lock.mu is held for no call out of this package.
@@ -10,20 +10,18 @@ import (
 	"errors"
 	"slices"
 	"sync"
-
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // ErrInterrupted is the cause of a context that an interrupting acquire ended.
 var ErrInterrupted = errors.New("interrupted by a request to remove it")
 
-// Lock serializes changes of the object of a UID, in the order of arrival. A removal
+// Lock serializes changes of the object of a key, in the order of arrival. A removal
 // interrupts: it cancels the context of the holder and of all callers that wait before it, and these never
 // get the lock. The zero value is ready.
-type Lock struct {
+type Lock[K comparable] struct {
 	mu sync.Mutex
 	// queues have the holder first.
-	queues map[types.UID][]*ticket // +checklocks:mu
+	queues map[K][]*ticket // +checklocks:mu
 }
 
 // ticket is the holder of the lock of a key, or a caller that waits for it.
@@ -37,7 +35,7 @@ type ticket struct {
 // Acquire waits for the lock of a key. With interrupts it interrupts all callers before it, except those
 // that interrupt too. An interruption cancels the returned context; release passes the
 // lock to the next caller. The error is the cause of the end of the wait.
-func (l *Lock) Acquire(ctx context.Context, key types.UID, interrupts bool) (_ context.Context, release func(), err error) {
+func (l *Lock[K]) Acquire(ctx context.Context, key K, interrupts bool) (_ context.Context, release func(), err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	t := &ticket{granted: make(chan struct{}), cancel: []context.CancelCauseFunc{cancel}, interrupts: interrupts}
 	l.enqueue(key, t)
@@ -57,11 +55,11 @@ func (l *Lock) Acquire(ctx context.Context, key types.UID, interrupts bool) (_ c
 	return ctx, release, nil
 }
 
-func (l *Lock) enqueue(key types.UID, t *ticket) {
+func (l *Lock[K]) enqueue(key K, t *ticket) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.queues == nil {
-		l.queues = map[types.UID][]*ticket{}
+		l.queues = map[K][]*ticket{}
 	}
 	if t.interrupts {
 		for _, before := range l.queues[key] {
@@ -73,7 +71,7 @@ func (l *Lock) enqueue(key types.UID, t *ticket) {
 	}
 }
 
-func (l *Lock) dequeue(key types.UID, t *ticket) {
+func (l *Lock[K]) dequeue(key K, t *ticket) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	was := l.queues[key][0]
@@ -101,7 +99,7 @@ func (t *ticket) interrupt() {
 
 // UnlessInterrupted derives from the holder's context one that an interruption of the holder cancels, and
 // that the end of its caller's context does not cancel.
-func (l *Lock) UnlessInterrupted(held context.Context, key types.UID) (_ context.Context, done context.CancelFunc) {
+func (l *Lock[K]) UnlessInterrupted(held context.Context, key K) (_ context.Context, done context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(held))
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,7 +112,7 @@ func (l *Lock) UnlessInterrupted(held context.Context, key types.UID) (_ context
 }
 
 // Holder reports whether the lock of a key is held, and whether its holder was interrupted.
-func (l *Lock) Holder(key types.UID) (held, interrupted bool) {
+func (l *Lock[K]) Holder(key K) (held, interrupted bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.queues[key]) == 0 {

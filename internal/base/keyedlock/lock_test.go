@@ -10,7 +10,7 @@ import (
 // Removals wait for one another; a cancelled wait leaves nothing behind.
 func TestKeyedLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var l Lock
+		var l Lock[string]
 		first, release, err := l.Acquire(t.Context(), "a", true)
 		if err != nil {
 			t.Fatal(err)
@@ -55,7 +55,7 @@ func TestKeyedLock(t *testing.T) {
 // A restore from disk continues after its caller's context ends, and ends when the sandbox is removed.
 func TestUnlessInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var l Lock
+		var l Lock[string]
 		caller, cancel := context.WithCancel(t.Context())
 		held, release, err := l.Acquire(caller, "a", false)
 		if err != nil {

@@ -24,9 +24,9 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/keyedlock"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
-	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
@@ -147,7 +147,7 @@ var CheckpointsBucket = []byte("checkpoints")
 // Store has all checkpoints of the node: their rows and handles.
 type Store struct {
 	cfg      Config
-	locks    keyedlock.Lock
+	locks    keyedlock.Lock[types.UID]
 	verified verified
 
 	mu      sync.Mutex

@@ -6,10 +6,12 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/keyedlock"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 )
 
 // Handle is the lock, the row and the status of one sandbox on the node.
@@ -18,7 +20,7 @@ type Handle struct {
 	ID  sandbox.ID
 
 	// locks has the lock of each sandbox, by UID.
-	locks *keyedlock.Lock
+	locks *keyedlock.Lock[types.UID]
 
 	Mu      sync.Mutex
 	row     *journal.Row       // +checklocks:Mu

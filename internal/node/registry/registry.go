@@ -18,9 +18,9 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/keyedlock"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -38,7 +38,7 @@ type Config struct {
 // Registry has the handles of the sandboxes on the node.
 type Registry struct {
 	cfg   Config
-	locks keyedlock.Lock
+	locks keyedlock.Lock[types.UID]
 
 	mu      sync.Mutex
 	handles map[types.UID]*Handle // +checklocks:mu

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
@@ -75,24 +76,27 @@ func TestVolumesOfMounts(t *testing.T) {
 func TestLockedCaches(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := &Runner{caches: map[string]chan struct{}{}}
-		free, err := r.lockCache(t.Context(), "a")
+		w := &Work{r: &Runner{}, Build: &barchan.TemplateBuild{ObjectMeta: metav1.ObjectMeta{Namespace: "team"}}}
+		lock := func(ctx context.Context, id string) (free func(), err error) {
+			return w.lockCaches(ctx, []mount{{BuildMount: barchan.BuildMount{Type: barchan.MountCache, Sharing: barchan.SharingLocked, ID: id}}})
+		}
+		free, err := lock(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}
-		other, err := r.lockCache(t.Context(), "b")
+		other, err := lock(t.Context(), "b")
 		if err != nil {
 			t.Fatal(err)
 		}
 		other()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := r.lockCache(ctx, "a"); !errors.Is(err, context.Canceled) {
+		if _, err := lock(ctx, "a"); !errors.Is(err, context.Canceled) {
 			t.Errorf("a wait that is canceled: %v", err)
 		}
 		held := false
 		go func() {
-			if free, err := r.lockCache(t.Context(), "a"); err == nil {
+			if free, err := lock(t.Context(), "a"); err == nil {
 				held = true
 				free()
 			}
@@ -101,8 +105,11 @@ func TestLockedCaches(t *testing.T) {
 			t.Error("two steps have it")
 		}
 		free()
-		if synctest.Wait(); !held || len(r.caches) != 0 {
-			t.Errorf("the other step has it: %t; locked: %v", held, r.caches)
+		synctest.Wait()
+		a, _ := w.r.caches.Holder("team/a")
+		b, _ := w.r.caches.Holder("team/b")
+		if !held || a || b {
+			t.Errorf("the other step has it: %t; locked: %t, %t", held, a, b)
 		}
 	})
 }

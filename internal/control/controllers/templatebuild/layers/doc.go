@@ -15,8 +15,4 @@
 // # Errors
 //
 // A *buildlog.Failure ends the build; any other error may pass, and the build is tried again.
-//
-// # Lock
-//
-// Runner.mu guards the locked caches; it is held over no call.
 package layers

@@ -194,7 +194,7 @@ func (w *Work) lockCaches(ctx context.Context, mounts []mount) (release func(), 
 		}
 	}
 	for _, id := range slices.Compact(ids) {
-		free, err := w.r.lockCache(ctx, id)
+		_, free, err := w.r.caches.Acquire(ctx, id, false)
 		if err != nil {
 			release()
 			return func() {}, err
@@ -202,30 +202,6 @@ func (w *Work) lockCaches(ctx context.Context, mounts []mount) (release func(), 
 		held = append(held, free)
 	}
 	return release, nil
-}
-
-func (r *Runner) lockCache(ctx context.Context, id string) (free func(), err error) {
-	for {
-		r.mu.Lock()
-		busy, is := r.caches[id]
-		if !is {
-			ended := make(chan struct{})
-			r.caches[id] = ended
-			r.mu.Unlock()
-			return func() {
-				r.mu.Lock()
-				delete(r.caches, id)
-				r.mu.Unlock()
-				close(ended)
-			}, nil
-		}
-		r.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
 }
 
 // runMounted runs the command of a step among its mounts.

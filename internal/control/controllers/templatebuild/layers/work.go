@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -12,6 +11,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/keyedlock"
 	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/buildlog"
 	"github.com/barchan-dev/barchan/internal/control/quota"
@@ -48,8 +48,7 @@ type Config struct {
 type Runner struct {
 	Config
 
-	mu     sync.Mutex
-	caches map[string]chan struct{} // those that a step has locked, until it is closed; +checklocks:mu
+	caches keyedlock.Lock[string] // those that steps lock, by namespace and ID
 }
 
 // New returns a runner.
@@ -57,7 +56,7 @@ func New(cfg Config) (*Runner, error) {
 	if cfg.Log == nil || cfg.Client == nil || cfg.Objects == nil || cfg.Agents == nil || cfg.Quota == nil || cfg.Store == nil {
 		return nil, fmt.Errorf("layers: Log, Client, Objects, Agents, Quota and Store are required: %w", errs.ErrInvalid)
 	}
-	return &Runner{Config: cfg, caches: map[string]chan struct{}{}}, nil
+	return &Runner{Config: cfg}, nil
 }
 
 // Callbacks are what the layers of a build ask of its reconciler.
