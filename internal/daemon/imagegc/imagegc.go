@@ -63,14 +63,14 @@ type Config struct {
 // Collector removes images. It is safe for concurrent use.
 type Collector struct {
 	cfg  Config
-	turn chan struct{} // held by a removal
+	sem  chan struct{} // serializes removals
 	kick chan struct{}
 }
 
 // New starts nothing.
 func New(cfg Config) *Collector {
 	cfg.Log = cfg.Log.With(telemetry.Component, "image-collector")
-	return &Collector{cfg: cfg, turn: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
+	return &Collector{cfg: cfg, sem: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
 }
 
 // Pulled has the images measured soon.
@@ -160,14 +160,14 @@ func (c *Collector) UsersOf(ctx context.Context, ref string) (Users, error) {
 
 func (c *Collector) begin(ctx context.Context) error {
 	select {
-	case c.turn <- struct{}{}:
+	case c.sem <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("wait for a removal of images: %w: %w", ctx.Err(), errs.ErrUnavailable)
 	}
 }
 
-func (c *Collector) end() { <-c.turn }
+func (c *Collector) end() { <-c.sem }
 
 // stock is what there is.
 type stock struct {

@@ -63,7 +63,7 @@ type Operation struct {
 	outputOnError bool
 	// Initializing is called before each init container.
 	Initializing func(name string, number, of int)
-	// Pulling returns what receives the progress of a pull for an init container; nil: nobody does.
+	// Pulling returns what receives the progress of a pull for an init container; nil: none.
 	Pulling func() func(ctrd.Progress)
 	// resolved is nil before Resolve.
 	resolved *references.Values
