@@ -17,8 +17,8 @@ down: ## stop the server; sandboxes keep running (ALL=1 removes everything)
 deps: ## install what is missing to build, test and run
 	@scripts/deps.sh
 
-runtimes: ## build runsc and containerd into the cache
-	@scripts/tool.sh runsc containerd
+runtimes: ## build runsc, containerd and barchan-volumefs into the cache
+	@scripts/tool.sh runsc containerd barchan-volumefs
 
 kubectl: ## build kubectl into the cache
 	@scripts/tool.sh kubectl

@@ -40,31 +40,31 @@ var layers = [][]string{
 		"api/agents/v1beta1", "internal/base/errs", "internal/base/lifecycle", "internal/base/telemetry", "internal/base/failpoint",
 		"internal/base/signedurl", "internal/base/podsource", "api/crds", "packaging/chart", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
 	},
-	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/base/keyedlock", "internal/node/projection", "internal/testkit/ownnet"},
+	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/base/keyedlock", "internal/base/auditlog", "internal/node/projection", "internal/testkit/ownnet", "internal/testkit/program"},
 	2: {
-		"api/openapi", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable", "internal/guest/interpreter",
-		"internal/node/ipam", "internal/node/egress", "internal/edge/route",
+		"api/openapi", "internal/testkit/nfs", "internal/testkit/s3", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable", "internal/guest/interpreter",
+		"internal/node/disk", "internal/node/ipam", "internal/node/egress", "internal/edge/route",
 		"internal/control/apiserver/gc", "internal/control/apiserver/kinds", "internal/control/apiserver/liblog", // without storage; the rest is apiserver's family
 	},
 	3: {
-		"internal/control/apiserver", "internal/control/cache", "internal/control/apistatus", "internal/control/assumecache", "internal/control/builds", "internal/control/picker", "internal/control/quota",
+		"internal/control/apiserver", "internal/control/cache", "internal/control/apistatus", "internal/control/assumecache", "internal/control/builds", "internal/control/events", "internal/control/picker", "internal/control/quota",
 		"internal/node/ctrd", "internal/node/oci", "internal/node/netdev", "internal/node/volumes", "internal/node/baseimage", "internal/node/toolchain", "internal/node/resolver",
 		"internal/edge/peers", "internal/edge/acme", "internal/guest/envd",
-		"internal/client/adminclient", "internal/client/restclient", "internal/client/kubeobjects", "internal/client/dockerfile", "internal/testkit",
+		"internal/client/adminclient", "internal/client/kubeobjects", "internal/testkit",
 	},
 	4: {
-		"internal/control/claiming", "internal/control/agentclient", "internal/control/kubeauth", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
-		"internal/node/images", "internal/node/plan", "internal/node/probe", "internal/node/programs", "internal/client/cluster",
+		"internal/control/claiming", "internal/control/agentclient", "internal/control/kubeauth", "internal/control/webhooks", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
+		"internal/node/agentconn", "internal/node/images", "internal/node/oom", "internal/node/plan", "internal/node/probe", "internal/node/programs", "internal/client/cluster", "client",
 	},
-	5:  {"internal/control/controllers", "internal/control/manager", "internal/edge/sshd", "internal/adminapi", "internal/config", "internal/node/journal", "internal/node/references", "internal/testkit/kubeinstall"},
+	5:  {"internal/control/controllers", "internal/control/manager", "internal/edge/sshd", "internal/adminapi", "internal/config", "internal/node/journal", "internal/node/references", "internal/client/dockerfile", "internal/testkit/kubeinstall"},
 	6:  {"internal/edge/e2b", "internal/node/registry", "internal/testkit/kubefakes"},
-	7:  {"internal/node/checkpoint"},
+	7:  {"internal/node/checkpoint", "internal/edge/dashboard"},
 	8:  {"internal/node/transfer", "internal/node/operation", "internal/client/cli/terminal"},
 	9:  {"internal/node/inventory", "internal/node/capture", "internal/node/suspend", "internal/node/supervise", "internal/client/cli/app"},
 	10: {"internal/node/recovery"},
 	11: {"internal/node"},
 	12: {
-		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/files", "internal/client/cli/mcp", "internal/client/cli/ports",
+		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/events", "internal/client/cli/files", "internal/client/cli/mcp", "internal/client/cli/ports",
 		"internal/client/cli/resources", "internal/client/cli/sandboxes", "internal/client/cli/ssh",
 	},
 	13: {"internal/client/cli"},
@@ -80,7 +80,7 @@ var owners = map[string][]string{
 	"k8s.io/cri-streaming":             {"internal/control/apiserver"},
 	"k8s.io/streaming":                 {"internal/control/apiserver"},
 	"go.etcd.io/etcd":                  {"internal/control/apiserver", "internal/testkit/kubecluster"},
-	"go.etcd.io/bbolt":                 {"internal/node/ipam", "internal/node/journal", "internal/node/checkpoint", "internal/node"},
+	"go.etcd.io/bbolt":                 {"internal/control/events", "internal/node/ipam", "internal/node/journal", "internal/node/checkpoint", "internal/node"},
 	"github.com/containerd/containerd": {"internal/node/ctrd"},
 	"github.com/containerd/errdefs":    {"internal/node/ctrd"},
 	"github.com/containerd/platforms":  {"internal/node/ctrd"},
@@ -99,12 +99,13 @@ var owners = map[string][]string{
 	"golang.org/x/crypto/ssh":          {"internal/edge/sshd"},
 	"github.com/pkg/sftp":              {"internal/guest/agent"},
 	"github.com/spf13/cobra": {
-		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/files",
+		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/events", "internal/client/cli/files",
 		"internal/client/cli/mcp", "internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes", "internal/client/cli/ssh",
 	},
 	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/node/images", "internal/base/portable", "internal/client/cluster"},
 	"github.com/modelcontextprotocol/go-sdk": {"internal/client/cli/mcp"},
 	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
+	"github.com/docker/cli":                  {"internal/client/cli/build"},   // Docker's configuration alone
 	"github.com/moby/buildkit":               {"internal/client/dockerfile"},  // the syntax of Dockerfiles alone
 	"github.com/moby/patternmatcher":         {"internal/client/dockerfile", "internal/guest/agent"},
 }
@@ -163,6 +164,9 @@ func TestRules(t *testing.T) {
 		"agent's own":        {give: pkg{ImportPath: module + "/internal/guest/agent", Imports: []string{module + "/internal/guest/agent/files"}}},
 		"testkit":            {give: pkg{ImportPath: module + "/internal/node", Imports: []string{module + "/internal/testkit"}}, want: "belongs to"},
 		"testkit in a test":  {give: pkg{ImportPath: module + "/internal/node", TestImports: []string{module + "/internal/testkit"}}},
+		"public client":      {give: pkg{ImportPath: module + "/client", Imports: []string{module + "/internal/guest/envd"}}},
+		"client of above":    {give: pkg{ImportPath: module + "/client", Imports: []string{module + "/internal/edge/e2b"}}, want: "layer 4"},
+		"client's child":     {give: pkg{ImportPath: module + "/client/interpreter", Imports: []string{module + "/client"}}},
 		"unreadable":         {give: pkg{ImportPath: module + "/internal/node", Error: &struct{ Err string }{"no such import"}}, want: "no such import"},
 	}
 	for name, tt := range tests {
@@ -198,6 +202,25 @@ func TestLayersAreListedOnce(t *testing.T) {
 			if !seen[p] {
 				t.Errorf("%s is owned by %s, which has no layer", dep, p)
 			}
+		}
+	}
+}
+
+// public lists what the public client may depend on, besides the standard library: a program that imports it gets all of this.
+var public = []string{
+	"client", "internal/base/errs", "internal/guest/envd", "connectrpc.com/connect", "google.golang.org/protobuf", "golang.org/x/time/rate",
+}
+
+// TestPublicClientIsLight keeps Kubernetes, containerd and the like out of the programs of those who use the client.
+func TestPublicClientIsLight(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", "./client/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for imp := range strings.FieldsSeq(string(out)) {
+		rel := strings.TrimPrefix(imp, module+"/")
+		if !slices.ContainsFunc(public, func(may string) bool { return within(rel, may) }) {
+			t.Errorf("client depends on %s: it may depend on %v alone", rel, public)
 		}
 	}
 }
@@ -250,9 +273,10 @@ func layerFault(p pkg, own, most int, family, imp string) []string {
 // planeFault says what is wrong with an import that crosses planes.
 func planeFault(p pkg, imp string) []string {
 	rel, ours := strings.CutPrefix(imp, module+"/internal/")
-	from, to := plane(strings.TrimPrefix(p.rel(), "internal/")), plane(rel)
+	own, inside := strings.CutPrefix(p.rel(), "internal/")
+	from, to := plane(own), plane(rel)
 	may, listed := planes[from]
-	if !ours || !listed || from == to || to == "testkit" || slices.Contains(may, to) {
+	if !ours || !inside || !listed || from == to || to == "testkit" || slices.Contains(may, to) {
 		return nil
 	}
 	return []string{fmt.Sprintf("%s imports %s: the plane %s may import %v alone", p.rel(), imp, from, may)}
@@ -283,8 +307,9 @@ func place(rel string) (layer int, family string) {
 	layer = -1
 	for i, l := range layers {
 		for _, listed := range l {
-			_, alone := planes[strings.TrimPrefix(listed, "internal/")]
-			if (rel == listed || within(rel, listed) && !alone) && len(listed) > len(family) {
+			name, inside := strings.CutPrefix(listed, "internal/")
+			_, alone := planes[name]
+			if (rel == listed || within(rel, listed) && (!inside || !alone)) && len(listed) > len(family) {
 				layer, family = i, listed
 			}
 		}

@@ -71,6 +71,10 @@ done
 	cp -P "$here/usr/$file" "$prefix/$file.new"
 	mv -f "$prefix/$file.new" "$prefix/$file"
 done
+# The user of the server's process with `privileges: apart`; without it an ID is used.
+if command -v useradd >/dev/null && ! getent passwd barchan >/dev/null; then
+	useradd --system --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin barchan
+fi
 mkdir -p /etc/barchan
 [ -e /etc/barchan/config.yaml ] || cp "$here/config.yaml" /etc/barchan/config.yaml
 if has_systemd; then

@@ -6,10 +6,10 @@ source "$(dirname "$0")/lib.sh"
 
 # wanted prints the packages whose programs or files are missing.
 wanted() {
-	local pair programs=(git:git make:make tar:tar unshare:util-linux mmdebstrap:mmdebstrap runc:runc node:nodejs npm:npm)
+	local pair programs=(git:git make:make tar:tar unshare:util-linux mmdebstrap:mmdebstrap runc:runc node:nodejs npm:npm mkfs.ext4:e2fsprogs)
 	if [[ $purpose != up ]]; then
-		programs+=(curl:curl ssh:openssh-client gcc:gcc ip:iproute2 nft:nftables mkfs.ext4:e2fsprogs busybox:busybox-static pgrep:procps
-			protoc:protobuf-compiler shellcheck:shellcheck)
+		programs+=(curl:curl ssh:openssh-client gcc:gcc ip:iproute2 nft:nftables busybox:busybox-static pgrep:procps
+			protoc:protobuf-compiler shellcheck:shellcheck chromium-headless-shell:chromium-headless-shell) # 62 MiB: for the dashboard
 		[[ -e /usr/include/stdlib.h ]] || echo libc6-dev # the race detector links C
 		[[ -e /usr/include/google/protobuf/timestamp.proto ]] || echo libprotobuf-dev
 	fi

@@ -21,7 +21,7 @@ stage() {
 	local lib=$tree/usr/lib/barchan share=$tree/usr/share file
 	install -d "$lib" "$tree/usr/bin" "$share/doc/barchan" "$share/man/man1" \
 		"$share/bash-completion/completions" "$share/zsh/vendor-completions" "$share/fish/vendor_completions.d"
-	for file in bin/barchan bin/barchan-agent "$BIN_DIR/runsc" "$BIN_DIR/containerd"; do
+	for file in bin/barchan bin/barchan-agent "$BIN_DIR/runsc" "$BIN_DIR/containerd" "$BIN_DIR/barchan-volumefs"; do
 		is_static "$file" || die "$file is not a static program"
 		install -m 0755 "$file" "$lib/"
 	done
@@ -32,6 +32,7 @@ stage() {
 	go run ./internal/client/cli/manpages "$share/man/man1" "$version"
 	gzip -9n "$share/man/man1"/*.1
 	install -m 0644 LICENSE README.md CHANGELOG.md "$share/doc/barchan/"
+	install -m 0644 packaging/chart/barchan/files/* "$share/doc/barchan/"
 	install -m 0644 packaging/barchan.service packaging/config.yaml "$tree/"
 	install -m 0755 packaging/install.sh "$tree/"
 	echo "$version" >"$tree/VERSION"
@@ -62,7 +63,7 @@ make_deb() {
 		Architecture: $arch
 		Maintainer: Barchan authors <maintainers@barchan.invalid>
 		Installed-Size: $(du -sk "$root/usr" | cut -f1)
-		Depends: mmdebstrap, ca-certificates, debian-archive-keyring
+		Depends: mmdebstrap, passwd, ca-certificates, debian-archive-keyring
 		Recommends: runc (>= 1.1), npm
 		Section: admin
 		Priority: optional

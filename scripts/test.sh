@@ -13,7 +13,7 @@
 # then is named at the end, to be mended. Data races, panics and what a whole
 # package leaves behind are never tried again.
 source "$(dirname "$0")/lib.sh"
-scripts/tool.sh gotestsum pebble
+scripts/tool.sh gotestsum pebble s3-server nfs-server
 export TEST_PART=fast
 race=()
 # A control plane, a node and its DNS.

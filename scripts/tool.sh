@@ -17,6 +17,9 @@ recipe() {
 		prepare=./precompile
 		version=gvisor.dev/gvisor/runsc/version.version=$(pinned gvisor.dev/gvisor)
 		;;
+	barchan-volumefs) module=runtimes/volumefs package=. ;; # serves volumes in buckets
+	s3-server) module=tools/s3 package=. ;;                 # in tests
+	nfs-server) module=tools/nfs package=. ;;               # in tests
 	containerd)
 		containerd_module cmd/containerd
 		# Snapshots are overlayfs's, and there is no kubelet to talk to.
@@ -59,6 +62,10 @@ recipe() {
 	pebble) module=tools/pebble package=github.com/letsencrypt/pebble/v2/cmd/pebble ;;
 	golangci-lint) module=tools package=github.com/golangci/golangci-lint/v2/cmd/golangci-lint ;;
 	checklocks) module=tools package=gvisor.dev/gvisor/tools/checklocks/cmd/checklocks ;;
+	promtool) # checks alerts
+		module=tools/promtool package=github.com/prometheus/prometheus/cmd/promtool
+		tags=remove_all_sd
+		;;
 	gotestsum) module=tools package=gotest.tools/gotestsum ;;
 	*) die "no recipe for the program $1" ;;
 	esac
@@ -86,7 +93,7 @@ pinned() {
 stamp() {
 	{
 		cat "$module/go.mod" "$module/go.sum"
-		[[ $package != . ]] || cat "$module"/*.go
+		[[ $package != . ]] || find "$module" -name '*.go' -print0 | sort -z | xargs -0 cat
 		[[ -z $prepare ]] || cat "$module/$prepare"/*.go
 		echo "$package $tags $version${prepare:+ $prepare}"
 		go env GOVERSION GOARCH

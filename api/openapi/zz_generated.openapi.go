@@ -28,6 +28,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1beta1.AccessPolicy{}.OpenAPIModelName():                         schema_barchan_api_agents_v1beta1_AccessPolicy(ref),
 		v1beta1.BarchanSpec{}.OpenAPIModelName():                          schema_barchan_api_agents_v1beta1_BarchanSpec(ref),
 		v1beta1.BarchanStatus{}.OpenAPIModelName():                        schema_barchan_api_agents_v1beta1_BarchanStatus(ref),
+		v1beta1.ContainerStatus{}.OpenAPIModelName():                      schema_barchan_api_agents_v1beta1_ContainerStatus(ref),
 		v1beta1.EgressPolicy{}.OpenAPIModelName():                         schema_barchan_api_agents_v1beta1_EgressPolicy(ref),
 		v1beta1.EmbeddedObjectMetadata{}.OpenAPIModelName():               schema_barchan_api_agents_v1beta1_EmbeddedObjectMetadata(ref),
 		v1beta1.ForkPolicy{}.OpenAPIModelName():                           schema_barchan_api_agents_v1beta1_ForkPolicy(ref),
@@ -47,6 +48,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.APIKey{}.OpenAPIModelName():                              schema_barchan_api_barchan_v1alpha1_APIKey(ref),
 		v1alpha1.APIKeyList{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_APIKeyList(ref),
 		v1alpha1.APIKeySpec{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref),
+		v1alpha1.APIKeyStatus{}.OpenAPIModelName():                        schema_barchan_api_barchan_v1alpha1_APIKeyStatus(ref),
 		v1alpha1.BuildMount{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_BuildMount(ref),
 		v1alpha1.BuildSource{}.OpenAPIModelName():                         schema_barchan_api_barchan_v1alpha1_BuildSource(ref),
 		v1alpha1.BuildStage{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_BuildStage(ref),
@@ -56,6 +58,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.CheckpointSource{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_CheckpointSource(ref),
 		v1alpha1.CheckpointSpec{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_CheckpointSpec(ref),
 		v1alpha1.CheckpointStatus{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref),
+		v1alpha1.NFSVolumeSource{}.OpenAPIModelName():                     schema_barchan_api_barchan_v1alpha1_NFSVolumeSource(ref),
+		v1alpha1.S3VolumeSource{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_S3VolumeSource(ref),
 		v1alpha1.StageFiles{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_StageFiles(ref),
 		v1alpha1.TemplateBuild{}.OpenAPIModelName():                       schema_barchan_api_barchan_v1alpha1_TemplateBuild(ref),
 		v1alpha1.TemplateBuildList{}.OpenAPIModelName():                   schema_barchan_api_barchan_v1alpha1_TemplateBuildList(ref),
@@ -660,11 +664,91 @@ func schema_barchan_api_agents_v1beta1_BarchanStatus(ref common.ReferenceCallbac
 							Format:      "int32",
 						},
 					},
+					"containers": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"name",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Containers are the containers besides the first.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1beta1.ContainerStatus{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			metav1.Time{}.OpenAPIModelName()},
+			v1beta1.ContainerStatus{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_agents_v1beta1_ContainerStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ContainerStatus is the state of a container besides the first of a sandbox.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Default: "",
+							Type:    []string{"string"},
+							Format:  "",
+						},
+					},
+					"image": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Image is the digest of the image that it runs.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"ready": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Ready means that its program runs and its readiness probe succeeds.",
+							Default:     false,
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"restartCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "RestartCount counts the starts of its program after the first.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"state": {
+						SchemaProps: spec.SchemaProps{
+							Description: "State is what its program does, and LastState how the run before ended.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(corev1.ContainerState{}.OpenAPIModelName()),
+						},
+					},
+					"lastState": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(corev1.ContainerState{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"name", "ready", "restartCount"},
+			},
+		},
+		Dependencies: []string{
+			corev1.ContainerState{}.OpenAPIModelName()},
 	}
 }
 
@@ -1401,12 +1485,18 @@ func schema_barchan_api_barchan_v1alpha1_APIKey(ref common.ReferenceCallback) co
 							Ref:     ref(v1alpha1.APIKeySpec{}.OpenAPIModelName()),
 						},
 					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1alpha1.APIKeyStatus{}.OpenAPIModelName()),
+						},
+					},
 				},
 				Required: []string{"spec"},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.APIKeySpec{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+			v1alpha1.APIKeySpec{}.OpenAPIModelName(), v1alpha1.APIKeyStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
 	}
 }
 
@@ -1493,6 +1583,13 @@ func schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref common.ReferenceCallback
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
+					"scope": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Scope is what the key's holder may do in the namespace: use its sandboxes, manage its templates, volumes and webhooks too, or admin, everything. Default: admin.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"sshKeys": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -1514,6 +1611,27 @@ func schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref common.ReferenceCallback
 					},
 				},
 				Required: []string{"sha256"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_APIKeyStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "APIKeyStatus is what the server notes of a key.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"lastUsedAt": {
+						SchemaProps: spec.SchemaProps{
+							Description: "LastUsedAt is when the key was used last, exact to an hour. Unset: never.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
 			},
 		},
 		Dependencies: []string{
@@ -2159,6 +2277,107 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 	}
 }
 
+func schema_barchan_api_barchan_v1alpha1_NFSVolumeSource(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NFSVolumeSource is an export of an NFS server of version 3 that has the files of a volume. It has no credentials: the server decides by its list of exports.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"server": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Server is a name or an address.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"path": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Path of the export.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"mountOptions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "MountOptions are nfsvers=3, vers=3, proto=tcp, tcp, soft, nolock, port=N and mountport=N. Others are refused.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"server", "path"},
+			},
+		},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_S3VolumeSource(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "S3VolumeSource is where the files of a volume are.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"endpoint": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Endpoint is the URL of the object store: https or http, host and port.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"region": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Region of the bucket. Default us-east-1.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"bucket": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Bucket must exist.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"prefix": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Prefix is the directory in the bucket that the files are in. Default: all of the bucket.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"secretName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "SecretName names a Secret of the namespace with accessKeyID, secretAccessKey and, where needed, sessionToken and ca.crt.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"endpoint", "bucket", "secretName"},
+			},
+		},
+	}
+}
+
 func schema_barchan_api_barchan_v1alpha1_StageFiles(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -2777,14 +2996,33 @@ func schema_barchan_api_barchan_v1alpha1_VolumeSpec(ref common.ReferenceCallback
 					},
 					"capacity": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Capacity bounds its files, in bytes. Default 10Gi.",
+							Description: "Capacity bounds its files, in bytes; of storage class s3 what the node keeps of them, to be fast. It has no effect on storage class nfs. Default 10Gi.",
 							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
 						},
 					},
 					"storageClassName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "StorageClassName is what keeps the files: local, which is a directory of the node.",
+							Description: "StorageClassName is what keeps the files: local, which is a directory of the node, s3, a bucket, or nfs, an export of an NFS server.",
 							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"s3": {
+						SchemaProps: spec.SchemaProps{
+							Description: "S3 is the bucket of storage class s3.",
+							Ref:         ref(v1alpha1.S3VolumeSource{}.OpenAPIModelName()),
+						},
+					},
+					"nfs": {
+						SchemaProps: spec.SchemaProps{
+							Description: "NFS is the export of storage class nfs.",
+							Ref:         ref(v1alpha1.NFSVolumeSource{}.OpenAPIModelName()),
+						},
+					},
+					"readOnly": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ReadOnly keeps sandboxes and the API from changing files. For storage classes s3 and nfs.",
+							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
@@ -2792,7 +3030,7 @@ func schema_barchan_api_barchan_v1alpha1_VolumeSpec(ref common.ReferenceCallback
 			},
 		},
 		Dependencies: []string{
-			resource.Quantity{}.OpenAPIModelName()},
+			v1alpha1.NFSVolumeSource{}.OpenAPIModelName(), v1alpha1.S3VolumeSource{}.OpenAPIModelName(), resource.Quantity{}.OpenAPIModelName()},
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"os/signal"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/barchan-dev/barchan/internal/guest/agent"
 	"github.com/barchan-dev/barchan/internal/guest/agent/pack"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -65,11 +67,23 @@ func run(ctx context.Context) int {
 	unheeded := make(chan os.Signal, 1)
 	signal.Notify(unheeded, syscall.SIGHUP, syscall.SIGPIPE)
 	defer signal.Stop(unheeded)
+	if err := hide(); err != nil {
+		return fail(err)
+	}
 	a, err := newAgent(*file, *beside)
 	if err != nil {
 		return fail(err)
 	}
 	return result(a.Run(ctx))
+}
+
+// hide keeps root of the sandbox from tracing the agent and from reading its memory, which has the token. An agent that
+// is not root is left as it is, since the kernel would close its own /proc to it.
+func hide() error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	return os.NewSyscallError("prctl", unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0))
 }
 
 func newAgent(file, beside string) (*agent.Agent, error) {

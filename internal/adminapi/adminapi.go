@@ -66,7 +66,11 @@ type Config struct {
 	Peers Peers
 	// Checkpoints are of a server that runs sandboxes itself; without them there are no such routes.
 	Checkpoints Checkpoints
-	Log         *slog.Logger
+	// RotateSecrets replaces the key of Secrets, and returns how many were encrypted again. It is of a server with an API server.
+	RotateSecrets func(ctx context.Context) (int, error)
+	// Wrap is around the handler of all routes; nil: nothing is.
+	Wrap func(http.Handler) http.Handler
+	Log  *slog.Logger
 }
 
 // API serves the administration.
@@ -92,7 +96,11 @@ const maxRequest = 1 << 20
 // Run serves until ctx is done. The caller holds the data directory's lock: a
 // socket that is there already was left behind, and is replaced.
 func (a *API) Run(ctx context.Context) error {
-	return Serve(ctx, Socket{Path: a.cfg.Socket, GID: -1}, a.Handler(), a.log)
+	h := a.Handler()
+	if a.cfg.Wrap != nil {
+		h = a.cfg.Wrap(h)
+	}
+	return Serve(ctx, Socket{Path: a.cfg.Socket, GID: -1}, h, a.log)
 }
 
 // Handler serves the routes, for Run and for tests.
@@ -123,6 +131,12 @@ func (a *API) Handler() http.Handler {
 	mux.HandleFunc("POST "+adminclient.PathPull, a.pull)
 	mux.HandleFunc("POST "+adminclient.PathImport, a.importTar)
 	mux.HandleFunc("POST "+adminclient.PathShutdown, a.shutdown)
+	if a.cfg.RotateSecrets != nil {
+		mux.HandleFunc("POST "+adminclient.PathRotateSecrets, func(w http.ResponseWriter, r *http.Request) {
+			n, err := a.cfg.RotateSecrets(r.Context())
+			a.answer(w, r, adminclient.Rotation{Written: n}, err)
+		})
+	}
 	a.handleNet(mux)
 	a.handlePeers(mux)
 	a.handleCheckpoints(mux)

@@ -1,8 +1,9 @@
 // Package client describes the programs on the user's side. It holds no code itself.
 //
 //	cli           the commands of barchan
-//	restclient    the E2B API, as the commands use it
 //	adminclient   the admin socket of a server on the same machine
+//
+// The client of the E2B API is public, and so at the root of the module.
 //
 // Commands hold no rules: they call the Kubernetes API, the E2B API or the admin socket, and show the
 // responses. Results go to stdout, messages to stderr.

@@ -29,6 +29,8 @@ type Config struct {
 	CacheDir string // what can be built again: runtimes, packages, images
 	NodeName string // this machine in Sandbox objects
 	Role     string // server, controller, replica or node
+	// Privileges of a server: together, one process as root; apart, the node as root and all else in a child without root.
+	Privileges string
 
 	// Of a controller, replica or node alone.
 	APIKubeconfig string // of the API server that it uses; empty: that of the cluster whose Pod it is
@@ -60,6 +62,8 @@ type Config struct {
 	TLSCert  string   // PEM files; both empty: a local CA in the data directory
 	TLSKey   string
 
+	MetricsAddr string // metrics and readiness with details; empty: not served
+
 	SSHAddr    string // SSH into sandboxes; empty: not served
 	SSHHostKey string // private key of SSHAddr; empty: one in the data directory
 
@@ -81,6 +85,7 @@ type Config struct {
 	EtcdCA        string
 	EtcdCert      string
 	EtcdKey       string
+	SecretsKey    string // file with the key of Secrets in the etcd inside; empty: one in the data directory
 
 	ContainerdAddress   string // socket of one that runs already; empty: our own is started
 	ContainerdBinary    string // this and those below: empty: found, see package toolchain
@@ -90,6 +95,7 @@ type Config struct {
 	RuncBinary          string
 	AgentBinary         string
 
+	WebhookAllow  []netip.Prefix // ranges beside public addresses that webhooks may reach
 	BridgeName    string
 	Subnet        netip.Prefix
 	Subnet6       netip.Prefix // invalid: no IPv6
@@ -97,8 +103,14 @@ type Config struct {
 	NftTable      string
 	CgroupParent  string
 	DNSResolvers  []netip.Addr   // empty: the machine's
+	InternalZones []string       // names that sandboxes may look up although their addresses are private; ".": all
 	Reachable     []netip.Prefix // private ranges that sandboxes may reach
-	SpareNetworks int            // network namespaces made ahead
+	// SandboxConnections bounds the tracked connections of one sandbox; 0: any number.
+	SandboxConnections int
+	// SandboxBandwidth and SandboxPackets bound what one sandbox sends, and what it receives, in a second; 0: any number.
+	SandboxBandwidth resource.Quantity // bits
+	SandboxPackets   int
+	SpareNetworks    int // network namespaces made ahead
 
 	DefaultTemplate string
 	BaseImageRef    string
@@ -109,6 +121,7 @@ type Config struct {
 	MaxImage        resource.Quantity // compressed bytes of one that is pulled
 	SandboxCPU      resource.Quantity
 	SandboxMemory   resource.Quantity
+	SandboxDisk     resource.Quantity
 	SandboxPids     int
 	MaxTimeout      time.Duration // longest lifetime that a client may request
 	PoolSize        int           // of the default template's pool, when it is made
@@ -120,20 +133,32 @@ type Config struct {
 	ReserveDisk   resource.Quantity // free space below which new work is refused; zero: none
 	ReserveMemory resource.Quantity // free memory below which new work is refused; zero: none
 
-	QuotaSandboxes int               // of each namespace that does not set its own; 0: none
+	QuotaSandboxes int               // of each namespace that does not set its own; 0: none, QuotaByMachine
+	QuotaCreates   int               // new sandboxes a second; 0: any number
+	QuotaStored    resource.Quantity // of snapshots, in bytes; zero: any
 	QuotaCPU       resource.Quantity // zero: none
 	QuotaMemory    resource.Quantity // zero: none
 	QuotaCounts    string            // running or all
 	// QuotaVolumes and QuotaVolumeCapacity are of each namespace that does not set its own; 0: none.
 	QuotaVolumes        int
 	QuotaVolumeCapacity resource.Quantity
+	// VolumeEndpoints are object stores, as host:port, at addresses that are not public.
+	VolumeEndpoints []string
 
 	ClientIdle  time.Duration // of connections without requests
 	StreamIdle  time.Duration // of exchanges without data; 0: no limit
 	SandboxRate int           // requests a second; 0: any number
 	KeyRate     int           // requests a second; 0: any number
+	// SandboxRequests and ClientConnections bound what is open at once; 0: any number.
+	SandboxRequests, ClientConnections int
 	// GatewayFastPath proxies simple requests without net/http.
 	GatewayFastPath bool
+
+	// AuditLog is the file of who did what; empty: audit.log of DataDir, AuditOff: none. AuditLogSize bounds each of its
+	// AuditLogFiles files.
+	AuditLog      string
+	AuditLogSize  resource.Quantity
+	AuditLogFiles int
 
 	LogLevel     string
 	LogFormat    string
@@ -151,6 +176,21 @@ const (
 	RoleReplica = "replica"
 	// RoleNode runs the sandboxes of a server that has NodeSocket set, on the same machine.
 	RoleNode = "node"
+)
+
+// QuotaByMachine as QuotaSandboxes allows one sandbox for each MachineShare bytes of the machine's memory.
+const (
+	QuotaByMachine = -1
+	MachineShare   = 16 << 20
+)
+
+// AuditOff is the AuditLog of a server that records nothing.
+const AuditOff = "off"
+
+// What Privileges may be.
+const (
+	PrivilegesTogether = "together"
+	PrivilegesApart    = "apart"
 )
 
 // Runtimes of DefaultRuntime.
@@ -178,11 +218,13 @@ func Default() Config {
 		DataDir:             "/var/lib/barchan",
 		CacheDir:            "/var/cache/barchan",
 		Role:                RoleServer,
+		Privileges:          PrivilegesTogether,
 		ClusterDomain:       "cluster.local",
 		LeaseNamespace:      "barchan-system",
 		HTTPAddr:            "127.0.0.1:7700",
 		TLSAddr:             "127.0.0.1:7743",
 		KubeAddr:            "127.0.0.1:7764",
+		MetricsAddr:         "127.0.0.1:7790",
 		SSHAddr:             "127.0.0.1:7722",
 		Domains:             []string{"barchan.localhost"},
 		ACMEDirectory:       acme.LetsEncrypt,
@@ -203,6 +245,7 @@ func Default() Config {
 		MaxImage:            resource.MustParse("32Gi"),
 		SandboxCPU:          resource.MustParse("2"),
 		SandboxMemory:       resource.MustParse("512Mi"),
+		SandboxDisk:         resource.MustParse("10Gi"),
 		SandboxPids:         1024,
 		MaxTimeout:          24 * time.Hour,
 		PoolSize:            1,
@@ -212,9 +255,19 @@ func Default() Config {
 		EtcdQuota:           resource.MustParse("8Gi"),
 		ReserveDisk:         resource.MustParse("1Gi"),
 		ReserveMemory:       resource.MustParse("256Mi"),
+		QuotaSandboxes:      QuotaByMachine,
+		QuotaCreates:        200,
+		QuotaStored:         resource.MustParse("1Ti"),
 		QuotaCounts:         QuotaRunning,
 		ClientIdle:          610 * time.Second,
 		GatewayFastPath:     true,
+		SandboxConnections:  4096,
+		SandboxBandwidth:    resource.MustParse("4G"),
+		SandboxPackets:      200_000,
+		SandboxRequests:     2000,
+		ClientConnections:   10_000,
+		AuditLogSize:        resource.MustParse("100Mi"),
+		AuditLogFiles:       10,
 		LogLevel:            "info",
 		LogFormat:           "text",
 	}
@@ -274,6 +327,14 @@ func isMirror(address string) bool {
 
 // AdminSocket is where a running server is administered.
 func (c *Config) AdminSocket() string { return filepath.Join(c.RunDir, "admin.sock") }
+
+// AuditFile is the path of the audit log; empty: there is none.
+func (c *Config) AuditFile() string {
+	if c.AuditLog == AuditOff {
+		return ""
+	}
+	return cmp.Or(c.AuditLog, filepath.Join(c.DataDir, "audit.log"))
+}
 
 // RunsSandboxes reports whether the process runs sandboxes on this machine.
 func (c *Config) RunsSandboxes() bool {

@@ -112,6 +112,9 @@ func Load(o Options) (*Resolved, error) {
 		if r.Source("httpAddr").Kind == FromDefault {
 			r.HTTPAddr = nodeHTTPAddr
 		}
+		if r.Source("metricsAddr").Kind == FromDefault {
+			r.MetricsAddr = "" // httpAddr has all
+		}
 		r.NodeSocket = cmp.Or(r.NodeSocket, nodeSocket)
 	}
 	if err := r.complete(); err != nil {

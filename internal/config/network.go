@@ -21,7 +21,7 @@ func (c *Config) checkSubnet() error {
 		return invalid("subnet", "%s is a special range; take a private one such as 10.87.0.0/16", s)
 	}
 	for _, a := range []struct{ key, addr string }{
-		{"httpAddr", c.HTTPAddr}, {"tlsAddr", c.TLSAddr}, {"kubeAddr", c.KubeAddr}, {"sshAddr", c.SSHAddr},
+		{"httpAddr", c.HTTPAddr}, {"tlsAddr", c.TLSAddr}, {"kubeAddr", c.KubeAddr}, {"sshAddr", c.SSHAddr}, {"metricsAddr", c.MetricsAddr},
 	} {
 		if ap, err := netip.ParseAddrPort(a.addr); err == nil && s.Contains(ap.Addr().Unmap()) {
 			return invalid("subnet", "%s overlaps %s (%s)", s, a.key, a.addr)
@@ -33,6 +33,11 @@ func (c *Config) checkSubnet() error {
 // checkReach is of what the sandboxes meet beyond their own subnet.
 func (c *Config) checkReach() error {
 	s := c.Subnet
+	for _, r := range c.WebhookAllow {
+		if r != r.Masked() {
+			return invalid("webhookAllow", "%s has bits set behind its mask, want %s", r, r.Masked())
+		}
+	}
 	for _, r := range c.Reachable {
 		if r != r.Masked() {
 			return invalid("reachable", "%s has bits set behind its mask, want %s", r, r.Masked())
@@ -43,6 +48,11 @@ func (c *Config) checkReach() error {
 	}
 	if c.SpareNetworks < 0 || c.SpareNetworks > maxSpareNetworks {
 		return invalid("spareNetworks", "%d is out of range, want 0 to %d", c.SpareNetworks, maxSpareNetworks)
+	}
+	for _, z := range c.InternalZones {
+		if z != "." && !dnsName.MatchString(z) {
+			return invalid("internalZones", "%q is not a zone such as corp.example, in lower case and without a final dot, nor \".\" for all names", z)
+		}
 	}
 	for _, r := range c.DNSResolvers {
 		if s.Contains(r.Unmap()) {

@@ -40,6 +40,7 @@ func (c *Config) table() []Setting {
 		{Key: "nodeName", ptr: &c.NodeName, Doc: "name of this machine in objects (default the host's name)"},
 		{Key: "role", ptr: &c.Role, Doc: "server: everything on this machine; controller: the controllers of a Kubernetes cluster; replica: a manager and gateway for an API server that runs elsewhere; node: the sandboxes of a server that has nodeSocket"},
 
+		{Key: "privileges", ptr: &c.Privileges, Doc: "of a server: together, one process as root; apart, two processes: the node as root, and all else as the user barchan (or the ID 60700 where that does not exist)"},
 		{Key: "apiKubeconfig", ptr: &c.APIKubeconfig, Doc: "kubeconfig of the API server that a controller, replica or node uses (default that of the cluster whose Pod it is); a server writes that of its node to <dataDir>/credentials/node.kubeconfig"},
 		{Key: "tokenSecret", ptr: &c.TokenSecret, Doc: "file with the secret of sandboxes' tokens, the same for all replicas (default <dataDir>/credentials/token-secret)"},
 		{Key: "nodeSocket", ptr: &c.NodeSocket, Doc: "socket at which a node answers its server (default of a node /run/barchan/node.sock); a server that has it set runs no sandboxes itself, and needs no root"},
@@ -55,13 +56,14 @@ func (c *Config) table() []Setting {
 		{Key: "peerSeeds", ptr: &c.PeerSeeds, Doc: "gossip addresses (host:port) of other replicas to begin with"},
 		{Key: "peerDir", ptr: &c.PeerDir, Doc: "directory of the gossip key and the replicas' authority, the same for all replicas (default: on a Kubernetes cluster none, they derive from tokenSecret; otherwise <dataDir>/peers)"},
 
-		{Key: "httpAddr", ptr: &c.HTTPAddr, Doc: "address of the REST API and of sandbox traffic, plain HTTP; of a node: of its metrics (default 127.0.0.1:7701)"},
+		{Key: "httpAddr", ptr: &c.HTTPAddr, Doc: "address of the REST API and of sandbox traffic, plain HTTP; of a controller: of its health; of a node: of its metrics (default 127.0.0.1:7701)"},
 		{Key: "tlsAddr", ptr: &c.TLSAddr, Doc: "the same over TLS; empty: not served"},
 		{Key: "kubeAddr", ptr: &c.KubeAddr, Doc: "address of the Kubernetes API"},
 		{Key: "domains", ptr: &c.Domains, Doc: "domains whose hosts <port>-<id>.<domain> are sandboxes; clients receive the first"},
 		{Key: "tlsCert", ptr: &c.TLSCert, Doc: "PEM certificate for tlsAddr (default one of a local CA)"},
 		{Key: "tlsKey", ptr: &c.TLSKey, Doc: "PEM key of tlsCert"},
 
+		{Key: "metricsAddr", ptr: &c.MetricsAddr, Doc: "address of the metrics and of readiness with its details, plain HTTP without authentication; empty: not served"},
 		{Key: "sshAddr", ptr: &c.SSHAddr, Doc: "address of SSH into sandboxes; empty: not served"},
 		{Key: "sshHostKey", ptr: &c.SSHHostKey, Doc: "private host key of sshAddr in OpenSSH's form, the same for all replicas behind one name (default <dataDir>/credentials/ssh-host-key, which is made)"},
 
@@ -84,6 +86,7 @@ func (c *Config) table() []Setting {
 		{Key: "etcdCert", ptr: &c.EtcdCert, Doc: "PEM client certificate for etcdEndpoints"},
 		{Key: "etcdKey", ptr: &c.EtcdKey, Doc: "PEM key of etcdCert"},
 
+		{Key: "secretsKey", ptr: &c.SecretsKey, Doc: "file with the 32 bytes of the key that encrypts Secrets in the etcd inside (default <dataDir>/apiserver/secrets.key, which is made)"},
 		{Key: "containerdAddress", ptr: &c.ContainerdAddress, Doc: "socket of an existing containerd, instead of our own"},
 		{Key: "containerdBinary", ptr: &c.ContainerdBinary, Doc: "containerd v2 (default <cacheDir>/bin, then PATH)"},
 		{Key: "containerdNamespace", ptr: &c.ContainerdNamespace, Doc: "containerd namespace of our images and containers"},
@@ -103,6 +106,11 @@ func (c *Config) table() []Setting {
 		{Key: "nftTable", ptr: &c.NftTable, Doc: "nftables table of our rules"},
 		{Key: "cgroupParent", ptr: &c.CgroupParent, Doc: "cgroup that the sandboxes' cgroups are in"},
 		{Key: "dnsResolvers", ptr: &c.DNSResolvers, Doc: "DNS servers that sandboxes' questions go to (default the machine's)"},
+		{Key: "internalZones", ptr: &c.InternalZones, Doc: "zones whose names are answered to sandboxes although they lead to private addresses, such as corp.example; \".\": all names"},
+		{Key: "webhookAllow", ptr: &c.WebhookAllow, Doc: "ranges beside public addresses that webhooks of any namespace may reach, such as 10.0.0.0/8"},
+		{Key: "sandboxConnections", ptr: &c.SandboxConnections, Doc: "connections of one sandbox that the kernel tracks at once, UDP included; 0: any number"},
+		{Key: "sandboxBandwidth", ptr: &c.SandboxBandwidth, Doc: "bits that one sandbox may send, and as many that it may receive, in a second, through the gateway too; 0: any number"},
+		{Key: "sandboxPackets", ptr: &c.SandboxPackets, Doc: "packets that one sandbox may send, and as many that it may receive, in a second; 0: any number"},
 		{Key: "reachable", ptr: &c.Reachable, Doc: "private ranges that sandboxes may reach; all others are closed to them, regardless of their policies"},
 		{Key: "spareNetworks", ptr: &c.SpareNetworks, Doc: "network namespaces to make ahead, so that a new sandbox need not wait for one; 0: none"},
 
@@ -111,6 +119,7 @@ func (c *Config) table() []Setting {
 		{Key: "defaultRuntime", ptr: &c.DefaultRuntime, Doc: "runtime of templates that name none: gvisor or runc"},
 		{Key: "sandboxCPU", ptr: &c.SandboxCPU, Doc: "CPU limit of sandboxes whose template sets none"},
 		{Key: "sandboxMemory", ptr: &c.SandboxMemory, Doc: "memory limit of sandboxes whose template sets none"},
+		{Key: "sandboxDisk", ptr: &c.SandboxDisk, Doc: "limit of the files of sandboxes whose template sets none: what they write to the root and to emptyDir"},
 		{Key: "sandboxPids", ptr: &c.SandboxPids, Doc: "limit of processes and threads of a sandbox"},
 		{Key: "maxTimeout", ptr: &c.MaxTimeout, Doc: "longest lifetime that a client may request"},
 		{Key: "poolSize", ptr: &c.PoolSize, Doc: "ready sandboxes of the default template to hold, as its pool begins; 0: no pool"},
@@ -121,21 +130,29 @@ func (c *Config) table() []Setting {
 		{Key: "reserveDisk", ptr: &c.ReserveDisk, Doc: "free disk space below which new work is refused (default 1Gi, or 5% of a smaller disk); 0: not checked"},
 		{Key: "reserveMemory", ptr: &c.ReserveMemory, Doc: "free memory below which new work is refused (default 256Mi, or 5% of a smaller one); 0: not checked"},
 
-		{Key: "quotaSandboxes", ptr: &c.QuotaSandboxes, Doc: "sandboxes that a namespace may have without a quota of its own; 0: any number"},
+		{Key: "quotaSandboxes", ptr: &c.QuotaSandboxes, Doc: "sandboxes that a namespace may have without a quota of its own; -1: one for each 16 MiB of the machine's memory, on a cluster any number; 0: any number"},
+		{Key: "quotaCreates", ptr: &c.QuotaCreates, Doc: "new sandboxes a second that a namespace may have, with bursts of five seconds' worth; 0: any number"},
+		{Key: "quotaStored", ptr: &c.QuotaStored, Doc: "sum of the sizes of a namespace's snapshots (default 1Ti, or half of a smaller disk); 0: any"},
 		{Key: "quotaCPU", ptr: &c.QuotaCPU, Doc: "CPUs that a namespace's sandboxes may have together; 0: any number"},
 		{Key: "quotaMemory", ptr: &c.QuotaMemory, Doc: "memory that a namespace's sandboxes may have together; 0: any amount"},
 		{Key: "quotaVolumes", ptr: &c.QuotaVolumes, Doc: "volumes that a namespace may have without a quota of its own; 0: any number"},
+		{Key: "volumeEndpoints", ptr: &c.VolumeEndpoints, Doc: "object stores and NFS servers (host:port) that volumes may use although their addresses are not public, or are this machine's"},
 		{Key: "quotaVolumeCapacity", ptr: &c.QuotaVolumeCapacity, Doc: "sum of the capacities of a namespace's volumes; 0: any"},
 		{Key: "quotaCounts", ptr: &c.QuotaCounts, Doc: "which sandboxes count: running, or all (paused ones too)"},
 
 		{Key: "clientIdle", ptr: &c.ClientIdle, Doc: "time after which a client's connection without requests is closed"},
 		{Key: "streamIdle", ptr: &c.StreamIdle, Doc: "time after which an exchange with a sandbox is ended in which nothing moves, WebSockets too; 0: never"},
 		{Key: "sandboxRate", ptr: &c.SandboxRate, Doc: "requests a second to a sandbox without a limit in its access policy; 0: any number"},
+		{Key: "sandboxRequests", ptr: &c.SandboxRequests, Doc: "requests to a sandbox in progress at once, streams and WebSockets included; 0: any number"},
+		{Key: "clientConnections", ptr: &c.ClientConnections, Doc: "open connections of one client address to httpAddr and tlsAddr each; 0: any number"},
 		{Key: "keyRate", ptr: &c.KeyRate, Doc: "requests a second that the REST API takes of one key; 0: any number"},
 		{Key: "gatewayFastPath", ptr: &c.GatewayFastPath, Doc: "proxy simple requests to sandboxes without net/http; false: all on the main path, which costs more"},
 
 		{Key: "logLevel", ptr: &c.LogLevel, Doc: "debug, info, warn or error"},
 		{Key: "logFormat", ptr: &c.LogFormat, Doc: "text or json"},
+		{Key: "auditLog", ptr: &c.AuditLog, Doc: "file of who did what, JSON lines (default <dataDir>/audit.log); off: nothing is recorded"},
+		{Key: "auditLogSize", ptr: &c.AuditLogSize, Doc: "largest size of one file of auditLog; then the next one begins"},
+		{Key: "auditLogFiles", ptr: &c.AuditLogFiles, Doc: "files of auditLog that are kept, the current one included"},
 		{Key: "accessLog", ptr: &c.AccessLog, Doc: "log each request"},
 		{Key: "otlpEndpoint", ptr: &c.OTLPEndpoint, Doc: "OTLP gRPC collector of traces (default none)"},
 	}

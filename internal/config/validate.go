@@ -3,6 +3,7 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"net/url"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
 // keyError is a refused value; it is an errs.ErrInvalid.
@@ -37,6 +39,12 @@ const defaultEtcdPrefix = "/barchan"
 
 // minEtcdQuota is the least size of etcd's file, in bytes.
 const minEtcdQuota = 16 << 20
+
+// Limits of the audit log.
+const (
+	minAuditSize  = 64 << 10 // bytes
+	maxAuditFiles = 1000
+)
 
 // maxPoolSize is the greatest size of a pool.
 const maxPoolSize = 1000
@@ -59,7 +67,7 @@ var (
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
 		c.checkDirs, c.checkRole, c.checkPeers, c.checkAddrs, c.checkDomains, c.checkTLS, c.checkACME, c.checkEtcd, c.checkPrograms,
-		c.checkNames, c.checkSubnet, c.checkReach, c.checkSandbox, c.checkPools, c.checkTraffic, c.checkTelemetry,
+		c.checkNames, c.checkSubnet, c.checkReach, c.checkSandbox, c.checkPools, c.checkTraffic, c.checkRates, c.checkTelemetry,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -81,7 +89,7 @@ func (c *Config) checkRole() error {
 	case c.KubeTokens && c.Role != RoleReplica:
 		return invalid("kubeTokens", "is set, but the role is %s; a replica of a Kubernetes cluster accepts its tokens", c.Role)
 	}
-	if err := cmp.Or(c.checkController(), c.checkNode()); err != nil {
+	if err := cmp.Or(c.checkController(), c.checkNode(), c.checkPrivileges()); err != nil {
 		return err
 	}
 	return absolute("apiKubeconfig", c.APIKubeconfig, "tokenSecret", c.TokenSecret, "peerDir", c.PeerDir, "nodeSocket", c.NodeSocket)
@@ -96,6 +104,20 @@ func (c *Config) checkNode() error {
 		return invalid("nodeSocketGroup", "is set, but the role is %s, which has no such socket", c.Role)
 	case c.Role == RoleNode && c.PeerAddr != "":
 		return invalid("peerAddr", "is set, but a node has no peers")
+	}
+	return nil
+}
+
+func (c *Config) checkPrivileges() error {
+	switch {
+	case c.Privileges != PrivilegesTogether && c.Privileges != PrivilegesApart:
+		return invalid("privileges", "%q is neither %s nor %s", c.Privileges, PrivilegesTogether, PrivilegesApart)
+	case c.Privileges == PrivilegesApart && c.Role != RoleServer:
+		return invalid("privileges", "is %s, but the role is %s; only a server has privileges to divide", c.Privileges, c.Role)
+	case c.Privileges == PrivilegesApart && c.NodeSocket != "":
+		return invalid("privileges", "is %s, but nodeSocket is set; the server starts its own node", c.Privileges)
+	case c.Privileges == PrivilegesApart && c.KubeAddr == "":
+		return invalid("kubeAddr", "is empty, but privileges is %s; the node reaches the server by it", c.Privileges)
 	}
 	return nil
 }
@@ -176,7 +198,7 @@ func (c *Config) checkAddrs() error {
 	for _, a := range []struct {
 		key, addr string
 		optional  bool
-	}{{"httpAddr", c.HTTPAddr, false}, {"tlsAddr", c.TLSAddr, true}, {"kubeAddr", c.KubeAddr, false}, {"sshAddr", c.SSHAddr, true}} {
+	}{{"httpAddr", c.HTTPAddr, false}, {"tlsAddr", c.TLSAddr, true}, {"kubeAddr", c.KubeAddr, false}, {"sshAddr", c.SSHAddr, true}, {"metricsAddr", c.MetricsAddr, true}} {
 		if a.addr == "" && a.optional {
 			continue
 		}
@@ -299,6 +321,8 @@ func (c *Config) checkSandbox() error {
 		return invalid("sandboxCPU", "%s is too little, want at least 10m", c.SandboxCPU.String())
 	case c.SandboxMemory.Value() < 32<<20:
 		return invalid("sandboxMemory", "%s is too little, want at least 32Mi", c.SandboxMemory.String())
+	case c.SandboxDisk.Value() < sandbox.MinDisk || c.SandboxDisk.Value() > sandbox.MaxDisk:
+		return invalid("sandboxDisk", "%s, want from 16Mi to 8Ti", c.SandboxDisk.String())
 	case c.SandboxPids < 16:
 		return invalid("sandboxPids", "%d is too few, want at least 16", c.SandboxPids)
 	case c.MaxTimeout < time.Second:
@@ -324,8 +348,18 @@ func (c *Config) checkPools() error {
 		return invalid("reserveDisk", "%s is negative, want 0 for none, or more", &c.ReserveDisk)
 	case c.ReserveMemory.Sign() < 0:
 		return invalid("reserveMemory", "%s is negative, want 0 for none, or more", &c.ReserveMemory)
-	case c.QuotaSandboxes < 0:
-		return invalid("quotaSandboxes", "%d is negative, want 0 for none, or more", c.QuotaSandboxes)
+	}
+	return c.checkQuotas()
+}
+
+func (c *Config) checkQuotas() error {
+	switch {
+	case c.QuotaSandboxes < QuotaByMachine:
+		return invalid("quotaSandboxes", "%d is negative, want -1 for the machine's own, 0 for none, or more", c.QuotaSandboxes)
+	case c.QuotaCreates < 0:
+		return invalid("quotaCreates", "%d is negative, want 0 for none, or more", c.QuotaCreates)
+	case c.QuotaStored.Sign() < 0:
+		return invalid("quotaStored", "%s is negative, want 0 for any, or more", &c.QuotaStored)
 	case c.QuotaCPU.Sign() < 0:
 		return invalid("quotaCPU", "%s is negative, want 0 for none, or more", &c.QuotaCPU)
 	case c.QuotaVolumes < 0:
@@ -340,14 +374,44 @@ func (c *Config) checkPools() error {
 	return nil
 }
 
+func validEndpoint(s string) bool {
+	host, port, err := net.SplitHostPort(s)
+	n, bad := strconv.ParseUint(port, 10, 16)
+	return err == nil && bad == nil && n > 0 && host != "" && strings.ToLower(host) == host
+}
+
+func (c *Config) checkRates() error {
+	switch {
+	case c.SandboxBandwidth.Value() != 0 && (c.SandboxBandwidth.Value() < minBandwidth || c.SandboxBandwidth.Value() > maxBandwidth):
+		return invalid("sandboxBandwidth", "%s bits a second: want 0 for any number, or 2M to 64G", &c.SandboxBandwidth)
+	case c.SandboxPackets != 0 && (c.SandboxPackets < minPackets || c.SandboxPackets > maxPackets):
+		return invalid("sandboxPackets", "%d a second: want 0 for any number, or %d to %d", c.SandboxPackets, minPackets, maxPackets)
+	}
+	return nil
+}
+
+// Bounds of the rates of a sandbox: lower ones would stop connections, and the kernel cannot count higher ones.
+const (
+	minBandwidth, maxBandwidth = 2_000_000, 64_000_000_000
+	minPackets, maxPackets     = 100, 100_000_000
+)
+
 func (c *Config) checkTraffic() error {
 	switch {
+	case slices.ContainsFunc(c.VolumeEndpoints, func(e string) bool { return !validEndpoint(e) }):
+		return invalid("volumeEndpoints", "%q has something other than host:port, such as minio.example:9000", c.VolumeEndpoints)
 	case c.ClientIdle < time.Second:
 		return invalid("clientIdle", "%s is too short, want at least 1s", c.ClientIdle)
 	case c.StreamIdle < 0:
 		return invalid("streamIdle", "%s is negative, want 0 for never, or more", c.StreamIdle)
 	case c.SandboxRate < 0:
 		return invalid("sandboxRate", "%d is negative, want 0 for any number, or more", c.SandboxRate)
+	case c.SandboxConnections < 0 || c.SandboxConnections > math.MaxInt32:
+		return invalid("sandboxConnections", "%d: want 0 for any number, or up to %d", c.SandboxConnections, math.MaxInt32)
+	case c.SandboxRequests < 0:
+		return invalid("sandboxRequests", "%d is negative, want 0 for any number, or more", c.SandboxRequests)
+	case c.ClientConnections < 0:
+		return invalid("clientConnections", "%d is negative, want 0 for any number, or more", c.ClientConnections)
 	case c.KeyRate < 0:
 		return invalid("keyRate", "%d is negative, want 0 for any number, or more", c.KeyRate)
 	}
@@ -363,7 +427,15 @@ func (c *Config) checkTelemetry() error {
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		return invalid("logFormat", "%q is not a format, want text or json", c.LogFormat)
 	}
-	return nil
+	switch size := c.AuditLogSize.Value(); {
+	case size < minAuditSize:
+		return invalid("auditLogSize", "%s is too little, want %d or more bytes", c.AuditLogSize.String(), minAuditSize)
+	case c.AuditLogFiles < 1 || c.AuditLogFiles > maxAuditFiles:
+		return invalid("auditLogFiles", "%d is not from 1 to %d", c.AuditLogFiles, maxAuditFiles)
+	case c.AuditLog != AuditOff:
+		return absolute("auditLog", c.AuditLog, "secretsKey", c.SecretsKey)
+	}
+	return absolute("secretsKey", c.SecretsKey)
 }
 
 // absolute takes pairs of key and path; an empty path is fine.

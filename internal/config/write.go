@@ -91,3 +91,12 @@ func LoadSaved(dataDir string) (Config, bool, error) {
 	}
 	return r.Config, true, nil
 }
+
+// Environment returns every setting as an environment variable, for a process that is to have the same.
+func (c *Config) Environment() []string {
+	var out []string
+	for _, s := range c.table() {
+		out = append(out, s.Env()+"="+defaultText(s))
+	}
+	return out
+}

@@ -24,9 +24,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/kubeauth"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/admission"
+	"github.com/barchan-dev/barchan/internal/daemon/auditing"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/defaults"
 	"github.com/barchan-dev/barchan/internal/daemon/kubepods"
+	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
 	"github.com/barchan-dev/barchan/internal/edge/e2b"
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
 )
@@ -41,10 +43,10 @@ func (d *Daemon) makeAPI(context.Context) (err error) {
 		return err
 	}
 	d.api, err = apiserver.New(apiserver.Config{
-		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Gate: d.health, Node: d.cfg.NodeSocket != "",
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Audit: d.audit, Gate: d.health, Node: d.cfg.NodeSocket != "",
 		Etcd: etcd.Config{
 			Endpoints: d.cfg.EtcdEndpoints, Prefix: d.cfg.EtcdPrefix, CAFile: d.cfg.EtcdCA, CertFile: d.cfg.EtcdCert, KeyFile: d.cfg.EtcdKey,
-			NodeName: d.cfg.NodeName, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
+			NodeName: d.cfg.NodeName, SecretsKey: d.cfg.SecretsKey, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
 		},
 	})
 	return err
@@ -110,12 +112,12 @@ func (d *Daemon) cacheServices() services {
 }
 
 // makeGateway opens the listeners.
-func (d *Daemon) makeGateway(context.Context) error {
+func (d *Daemon) makeGateway(ctx context.Context) error {
 	keyNamespace := func(ctx context.Context, key string) (string, bool) {
 		tenant, err := d.manager.Keys.Authenticate(ctx, key)
 		return tenant.Namespace, err == nil
 	}
-	api, err := d.httpAPI()
+	api, err := d.httpAPI(ctx)
 	if err != nil {
 		return err
 	}
@@ -125,8 +127,9 @@ func (d *Daemon) makeGateway(context.Context) error {
 			return d.routes.LookupName(namespace, name)
 		},
 		ClientIdle: d.cfg.ClientIdle, StreamIdle: d.cfg.StreamIdle, SandboxRate: float64(d.cfg.SandboxRate), KeyRate: float64(d.cfg.KeyRate),
-		KeyNamespace: keyNamespace, NoFastPath: !d.cfg.GatewayFastPath,
-		Log: d.cfg.Log, AccessLog: d.accessLog(), Registerer: d.metrics,
+		SandboxRequests: d.cfg.SandboxRequests,
+		KeyNamespace:    keyNamespace, NoFastPath: !d.cfg.GatewayFastPath,
+		Log: d.cfg.Log, AccessLog: d.accessLog(), Audit: auditing.Gateway(d.audit, d.routes), Registerer: d.metrics,
 	}
 	if d.verifier != nil {
 		cfg.Verifier = d.verifier
@@ -150,7 +153,7 @@ func (d *Daemon) gatewayServices() (list services) {
 	if d.cfg.Role == config.RoleServer && d.cfg.PeerAddr == "" { // all traffic passes here
 		list = append(list, boot.Background("idle", func(ctx context.Context) error { return d.gateway.WatchIdle(ctx, d.manager.Sandboxes) }))
 	}
-	return append(list, boot.Background("gateway", func(ctx context.Context) error {
+	return append(list, boot.Background("dashboard", d.dashboard.Run), boot.Background("gateway", func(ctx context.Context) error {
 		<-ctx.Done()
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 		defer cancel()
@@ -159,13 +162,13 @@ func (d *Daemon) gatewayServices() (list services) {
 }
 
 // httpAPI is what the listeners answer to requests that are not for a sandbox.
-func (d *Daemon) httpAPI() (http.Handler, error) {
-	cfg := e2b.Config{Manager: d.manager, Log: d.cfg.Log, Metrics: d.metrics, Domains: d.cfg.Domains}
+func (d *Daemon) httpAPI(ctx context.Context) (http.Handler, error) {
+	cfg := e2b.Config{Manager: d.manager, Log: d.cfg.Log, Audit: d.audit, Metrics: d.metrics, Domains: d.cfg.Domains}
 	if d.cfg.TLSAddr != "" { // which the SDKs use for a domain
 		cfg.Domain = d.cfg.Domain()
 	}
 	if d.ssh != nil {
-		cfg.SSH = d.ssh.access()
+		cfg.SSH = d.sshAccess()
 	}
 	if d.cfg.KubeTokens {
 		tokens, err := d.kubeTokens()
@@ -180,6 +183,14 @@ func (d *Daemon) httpAPI() (http.Handler, error) {
 	}
 	mux := d.probes()
 	mux.Handle("/", telemetry.TraceHandler(d.tracer, "api", rest))
+	if err := d.makeDashboard(ctx, rest); err != nil {
+		return nil, err
+	}
+	mux.Handle("/ui", d.dashboard)
+	mux.Handle("/ui/", d.dashboard)
+	if d.apart != nil {
+		mux.Handle(nodesocket.ContentPath, d.apart.Content(d.log))
+	}
 	return mux, nil
 }
 
@@ -199,8 +210,16 @@ func (d *Daemon) kubeTokens() (*kubeauth.Authorizer, error) {
 	return kubeauth.New(tokens.TokenReviews(), accesses.SubjectAccessReviews(), d.cache), nil
 }
 
-// probes are what every role answers.
+// probes are what every role answers to any client.
 func (d *Daemon) probes() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", boot.Healthz)
+	mux.HandleFunc("GET /readyz", d.progress.Brief)
+	return mux
+}
+
+// details are for the operator alone.
+func (d *Daemon) details() *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", boot.Healthz)
 	mux.Handle("GET /readyz", d.progress)
@@ -235,7 +254,7 @@ func (d *Daemon) tenantOf(ctx context.Context, secret string) (apiserver.Tenant,
 		return apiserver.Tenant{}, err
 	}
 	id, err := d.manager.Keys.Authenticate(ctx, secret)
-	return apiserver.Tenant{Namespace: id.Namespace, Key: id.Key}, err
+	return apiserver.Tenant{Namespace: id.Namespace, Key: id.Key, Scope: id.Scope}, err
 }
 
 // pods serve kubectl's streams.

@@ -5,7 +5,9 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/volumetree"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
@@ -19,12 +21,16 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/controllers/volume"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmpool"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmup"
+	"github.com/barchan-dev/barchan/internal/control/events"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/control/webhooks"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/eventlog"
+	"github.com/barchan-dev/barchan/internal/daemon/quotas"
 )
 
 // makeTables makes what decides from memory: routes, ready members, quotas, connections to agents.
@@ -34,9 +40,7 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 	}); err != nil {
 		return err
 	}
-	if d.quotas, err = quota.New(quota.Config{Reader: d.cache, Log: d.cfg.Log, Defaults: d.quotaDefaults(), DefaultSize: quota.Size{
-		MilliCPU: d.cfg.SandboxCPU.MilliValue(), Memory: d.cfg.SandboxMemory.Value(),
-	}}); err != nil {
+	if err := d.makeQuotas(); err != nil {
 		return err
 	}
 	d.assumed = assumecache.New(d.cache.Sandbox)
@@ -49,7 +53,23 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 	if d.cfg.Role != config.RoleController { // which routes no requests
 		d.observers = slices.Insert(d.observers, 0, d.observeRoute)
 	}
+	if d.cfg.Role != config.RoleServer {
+		return nil
+	}
+	if d.eventLog, err = eventlog.Open(eventlog.Config{
+		Dir: filepath.Join(d.cfg.DataDir, "events"), Cache: d.cache, Size: d.defaultSize(), Allowed: d.cfg.WebhookAllow, Log: d.cfg.Log, Metrics: d.metrics,
+	}); err != nil {
+		return err
+	}
+	d.observers = append(d.observers, d.eventLog.Observe)
 	return nil
+}
+
+func (d *Daemon) makeQuotas() (err error) {
+	d.quotas, err = quota.New(quota.Config{Reader: d.cache, Log: d.cfg.Log, Defaults: quotas.Defaults(&d.cfg.Config), DefaultSize: quota.Size{
+		MilliCPU: d.cfg.SandboxCPU.MilliValue(), Memory: d.cfg.SandboxMemory.Value(),
+	}})
+	return err
 }
 
 // tableServices are ready when every observer has received all listed sandboxes. The binder runs first, because it ignores
@@ -60,16 +80,6 @@ func (d *Daemon) tableServices() services {
 		list = append(list, boot.Background("watch proof", d.proveWatch))
 	}
 	return list
-}
-
-// quotaDefaults are those of the settings, in which zero means that there is none.
-func (d *Daemon) quotaDefaults() quota.Limits {
-	limit := func(n int64) quota.Limit { return quota.Limit{Set: n > 0, Most: n} }
-	return quota.Limits{
-		Sandboxes: limit(int64(d.cfg.QuotaSandboxes)), MilliCPU: limit(d.cfg.QuotaCPU.MilliValue()),
-		Volumes: limit(int64(d.cfg.QuotaVolumes)), VolumeCapacity: limit(d.cfg.QuotaVolumeCapacity.Value()),
-		Memory: limit(d.cfg.QuotaMemory.Value()), CountPaused: d.cfg.QuotaCounts == config.QuotaAll,
-	}
 }
 
 // makeManager makes what serves the APIs and the gateway.
@@ -94,21 +104,66 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 		DiskUsed:    diskUsed,
 		BuildFiles:  d.builds,
 		VolumeFiles: d.volumeFiles(),
-		DefaultSize: templates.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
+		DefaultSize: d.defaultSize(),
+		Events:      d.eventStore(), Webhooks: d.webhooks(),
 	})
 	return err
 }
 
-// volumeFiles returns the files of volumes, where the node is part of this server.
-func (d *Daemon) volumeFiles() volumes.Files {
-	if d.cfg.Role != config.RoleServer || d.machine == nil {
+func (d *Daemon) defaultSize() templates.Size {
+	return templates.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20}
+}
+
+// eventStore returns the log of events; nil but in a server.
+func (d *Daemon) eventStore() *events.Store {
+	if d.eventLog == nil {
 		return nil
 	}
-	return d.machine.Node.Volumes
+	return d.eventLog.Store
+}
+
+// webhooks are also served by the replicas of a server, which delivers.
+func (d *Daemon) webhooks() *webhooks.Service {
+	switch {
+	case d.eventLog != nil:
+		return d.eventLog.Webhooks
+	case d.verifier == nil:
+		return &webhooks.Service{Objects: d.cache.Live(), Allowed: d.cfg.WebhookAllow}
+	}
+	return nil
+}
+
+// volumeFiles returns the files of volumes, where a node runs.
+func (d *Daemon) volumeFiles() volumes.Files {
+	switch {
+	case d.machine != nil:
+		return d.machine.Node.Volumes
+	case d.apart != nil:
+		return filesApart{}
+	}
+	return nil
+}
+
+// filesApart are with a node in a process of its own, which gets the requests for them: see httpAPI.
+type filesApart struct{}
+
+// Tree implements volumes.Files.
+func (filesApart) Tree(volumetree.Ref) (*volumetree.Tree, error) {
+	return nil, errs.Public(errs.ErrUnavailable, "the files of volumes are with the node")
+}
+
+// Take implements volumes.Files.
+func (f filesApart) Take(v volumetree.Ref, _, _ int64) error {
+	_, err := f.Tree(v)
+	return err
 }
 
 func (d *Daemon) managerServices() services {
-	return services{boot.Background("manager", d.manager.Run)}
+	list := services{boot.Background("manager", d.manager.Run), boot.Background("key uses", func(ctx context.Context) error { return d.manager.Keys.Run(ctx, d.cache.Live()) })}
+	if d.eventLog != nil {
+		list = append(list, boot.Background("events", d.eventLog.Run))
+	}
+	return list
 }
 
 // makeRecorder makes the recorder of Events, and its flush.
@@ -131,9 +186,9 @@ func (d *Daemon) controllerServices() services {
 	list := services{d.eventService()}
 	var all []controllerSpec
 	if d.machine != nil {
-		list, all = append(list, boot.Background("repairs", d.recordRepairs)), d.nodeControllers()
+		list, all = append(list, boot.Background("repairs", func(ctx context.Context) error { return d.repairs.Record(ctx, d.cache, d.recorder) })), d.nodeControllers()
 	}
-	if d.cfg.Role == config.RoleServer && d.machine != nil {
+	if d.machine != nil {
 		all = append(all, d.volumeController())
 	}
 	if d.cfg.Role == config.RoleServer {
@@ -184,7 +239,7 @@ func (d *Daemon) nodeControllers() []controllerSpec {
 	}
 }
 
-// volumeController needs the quotas of a server, and the files of a node, in one process.
+// volumeController keeps the files of volumes of this machine.
 func (d *Daemon) volumeController() controllerSpec {
 	return controllerSpec{"volumes", func() (controller, error) {
 		return volume.New(volume.Config{

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/barchan-dev/barchan/internal/adminapi"
+	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
@@ -32,17 +34,22 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/daemon/adminops"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/eventlog"
+	"github.com/barchan-dev/barchan/internal/daemon/front"
 	"github.com/barchan-dev/barchan/internal/daemon/imagegc"
+	"github.com/barchan-dev/barchan/internal/daemon/leaserepairs"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
+	"github.com/barchan-dev/barchan/internal/edge/dashboard"
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
 	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/edge/sshd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
-	"github.com/barchan-dev/barchan/internal/node/ipam"
 )
 
 // drainTime is how long requests may continue after a stop request.
@@ -56,6 +63,10 @@ type Config struct {
 	Log     *slog.Logger
 	// AfterReexec is set when the program has executed itself again after an ErrReexec.
 	AfterReexec bool
+	// Server is the server's process that was started for this node, whose data directory is locked then; nil: none was.
+	Server adminops.ServerProcess
+	// NodeComes is set in that process: its boot waits for the node.
+	NodeComes bool
 }
 
 // Daemon is one server.
@@ -67,16 +78,19 @@ type Daemon struct {
 	progress *boot.Progress
 	metrics  *prometheus.Registry
 	health   *health.Gate
-	repairs  chan ipam.Repair // of the lease table, for their Events
-	unlock   func() error     // releases the data directory
-	broken   chan error       // receives why the files of this process can no longer be trusted
+	repairs  *leaserepairs.Queue
+	unlock   func() error // releases the data directory
+	broken   chan error   // receives why the files of this process can no longer be trusted
+	booted   bool         // see Booted
 	tracer   trace.TracerProvider
 
 	// What the phases make, in their order. Each is written once, before ready.
 	before        before
 	migrations    *migrate.Migrations // nil in a replica
-	plain, secure *front
-	ssh           *sshFront // nil: not served
+	plain, secure *front.HTTP
+	metricsFront  *front.HTTP // nil: not served
+	ssh           *front.SSH  // nil: not served, as hostKey
+	hostKey       *sshd.HostKey
 	ca            *localca.CA
 	acme          *acme.Manager // nil without ACME
 	tokens        *sandbox.Tokens
@@ -89,6 +103,7 @@ type Daemon struct {
 	objects       sandboxes.Objects  // past HTTP, where the API server is in this process
 	machine       *machine.Machine   // nil where no sandboxes run
 	images        *imagegc.Collector // beside machine
+	content       http.Handler       // files of volumes, at the socket of a node in a process of its own; else nil
 	apart         *nodesocket.Client // of a server's node in a process of its own; nil: there is none
 	runner        *podrun.Runner     // nil but in a controller
 	routes        *route.Table
@@ -100,8 +115,11 @@ type Daemon struct {
 	binder        *agentclient.Client
 	manager       *manager.Manager
 	builds        *builds.Store // files of template builds; nil but in a server
+	eventLog      *eventlog.Log // nil but in a server
+	audit         *auditlog.Log // nil: nothing is recorded
 	recorder      events.EventRecorder
 	flushEvents   func()
+	dashboard     *dashboard.Server
 	gateway       *gateway.Gateway
 	admin         *adminapi.API
 }
@@ -122,7 +140,7 @@ func New(cfg Config) (*Daemon, error) {
 		return nil, err
 	}
 	d.health, d.progress, d.broken = gate, boot.NewProgress(d.log, gate, d.routes.Synced), make(chan error, 1)
-	d.repairs = make(chan ipam.Repair, mostRepairs)
+	d.repairs = leaserepairs.NewQueue(d.log)
 	return d, nil
 }
 
@@ -150,7 +168,8 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		return d.stopped(ctx, errors.Join(err, d.stopAll(&stack)))
 	}
 	d.progress.SetReady()
-	d.log.InfoContext(ctx, "ready", telemetry.Duration, time.Since(d.started), "http", d.plain.listener.Addr().String())
+	d.booted = true
+	d.log.InfoContext(ctx, "ready", telemetry.Duration, time.Since(d.started), "http", d.plain.Addr().String())
 	var broken error
 	select {
 	case <-ctx.Done():
@@ -160,6 +179,15 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	d.progress.SetStopping()
 	d.log.InfoContext(ctx, "stopping; sandboxes keep running")
 	return d.lost(ctx, errors.Join(broken, d.stopAll(&stack)))
+}
+
+// Booted reports whether Run has been ready. It is called after Run.
+func (d *Daemon) Booted() bool { return d.booted }
+
+// bind takes an address; key is its setting.
+func (d *Daemon) bind(ctx context.Context, key, addr string, tlsConfig *tls.Config) (*front.HTTP, error) {
+	cfg := front.Config{Early: d.progress.Handler(), Log: d.cfg.Log, ClientConnections: d.cfg.ClientConnections, ClientIdle: d.cfg.ClientIdle, Drain: drainTime}
+	return cfg.Bind(ctx, key, addr, tlsConfig)
 }
 
 // stopped is what comes of a boot that ended with err. One that was stopped has not failed.
@@ -172,8 +200,8 @@ func (d *Daemon) stopped(ctx context.Context, err error) error {
 
 // open puts the real handler into every listener.
 func (d *Daemon) open(h http.Handler) {
-	d.plain.open(h)
+	d.plain.Open(h)
 	if d.secure != nil {
-		d.secure.open(h)
+		d.secure.Open(h)
 	}
 }

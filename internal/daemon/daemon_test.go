@@ -18,8 +18,8 @@ func TestListenerInUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = first.listener.Close() }()
-	addr := first.listener.Addr().String()
+	defer func() { _ = first.Close() }()
+	addr := first.Addr().String()
 	_, err = d.bind(t.Context(), "httpAddr", addr, nil)
 	if !errors.Is(err, errs.ErrConflict) || !strings.Contains(err.Error(), "httpAddr: "+addr) {
 		t.Errorf("bind = %v, want it to name key and address", err)

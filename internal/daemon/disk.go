@@ -38,8 +38,16 @@ func (d *Daemon) awaitDisk(ctx context.Context) error {
 	if d.plain, err = d.bind(ctx, "httpAddr", d.cfg.HTTPAddr, nil); err != nil {
 		return err
 	}
-	if err := boot.Push(ctx, &stack, boot.Background("http", d.plain.run)); err != nil {
+	if err := boot.Push(ctx, &stack, boot.Background("http", d.plain.Run)); err != nil {
 		return err
+	}
+	if err := d.bindMetrics(ctx); err != nil {
+		return err
+	}
+	if d.metricsFront != nil {
+		if err := boot.Push(ctx, &stack, boot.Background("metrics", d.metricsFront.Run)); err != nil {
+			return err
+		}
 	}
 	if err = d.makeAdmin(); err == nil {
 		err = boot.Push(ctx, &stack, boot.Background("admin", d.admin.Run))
@@ -61,6 +69,18 @@ func (d *Daemon) awaitDisk(ctx context.Context) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// bindMetrics takes the address of the metrics, which tell why the server is not ready.
+func (d *Daemon) bindMetrics(ctx context.Context) (err error) {
+	if d.cfg.MetricsAddr == "" {
+		return nil
+	}
+	if d.metricsFront, err = d.bind(ctx, "metricsAddr", d.cfg.MetricsAddr, nil); err != nil {
+		return err
+	}
+	d.metricsFront.Open(d.details())
+	return nil
 }
 
 // isDiskFault reports whether an error passes when the operator repairs the disk.

@@ -69,7 +69,7 @@ func TestAwaitDisk(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- d.progress.Do(t.Context(), "disk", d.awaitDisk) }()
 	eventually.True(t, "the fault is reported", func() bool { return d.health.Err() != nil })
-	if status, text := post(t, "http://"+d.plain.listener.Addr().String()+"/sandboxes"); status != http.StatusServiceUnavailable ||
+	if status, text := post(t, "http://"+d.plain.Addr().String()+"/sandboxes"); status != http.StatusServiceUnavailable ||
 		!strings.Contains(text, "(disk)") || !strings.Contains(text, "MiB are needed") {
 		t.Errorf("meanwhile: %d %s", status, text)
 	}

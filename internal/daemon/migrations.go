@@ -25,7 +25,11 @@ type before struct {
 // lookBefore must be called before anything is written.
 func lookBefore(cfg *config.Config) (b before, err error) {
 	b.settings = *cfg
-	_, err = os.Stat(filepath.Join(cfg.DataDir, "apiserver"))
+	trace := filepath.Join("node", "node.db") // the API server's directory may be another process's
+	if !cfg.RunsSandboxes() {
+		trace = "apiserver"
+	}
+	_, err = os.Stat(filepath.Join(cfg.DataDir, trace))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return b, fmt.Errorf("look for data of an earlier server: %w", err)
 	}

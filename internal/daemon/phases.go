@@ -3,11 +3,14 @@ package daemon
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"slices"
 
+	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/audit"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/certificates"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
 )
 
@@ -121,12 +124,16 @@ func (d *Daemon) nodePhases() []boot.Phase {
 }
 
 // takeDataDir refuses what would end in half a boot.
-func (d *Daemon) takeDataDir(context.Context) error {
-	release, err := machine.Lock(d.cfg.DataDir)
-	if err != nil {
-		return err
+func (d *Daemon) takeDataDir(ctx context.Context) (err error) {
+	release, passable := func() error { return nil }, fs.FileMode(0o010)
+	if d.cfg.Server == nil {
+		passable = 0
+		if release, err = machine.Lock(d.cfg.DataDir); err != nil {
+			return err
+		}
 	}
-	if d.cfg.RunsSandboxes() {
+	err = machine.Protect(ctx, d.cfg.DataDir, passable, d.log)
+	if err == nil && d.cfg.RunsSandboxes() {
 		err = d.cfg.CheckHost()
 	}
 	if err == nil {
@@ -159,33 +166,50 @@ func (d *Daemon) bindListeners(ctx context.Context) (err error) {
 		return err
 	}
 	if d.cfg.TLSAddr != "" && d.cfg.ServesTraffic() {
-		tlsConfig, err := d.certificates(ctx)
+		c, err := certificates.Open(ctx, &d.cfg.Config, d.log)
 		if err == nil {
-			d.secure, err = d.bind(ctx, "tlsAddr", d.cfg.TLSAddr, tlsConfig)
+			d.ca, d.acme = c.CA, c.ACME
+			d.secure, err = d.bind(ctx, "tlsAddr", d.cfg.TLSAddr, c.TLS)
 		}
 		if err != nil {
-			return errors.Join(err, d.plain.listener.Close())
+			return errors.Join(err, d.plain.Close())
 		}
 	}
+	if err := d.bindMetrics(ctx); err != nil {
+		return err
+	}
 	if d.cfg.SSHAddr != "" && d.cfg.ServesTraffic() {
-		if d.ssh, err = d.bindSSH(ctx); err != nil {
+		if err := d.bindSSH(ctx); err != nil {
 			return err
 		}
 	}
 	if d.acme != nil {
-		d.plain.before(d.acme.ServeChallenge)
+		d.plain.Before(d.acme.ServeChallenge)
+	}
+	if path := d.cfg.AuditFile(); path != "" && d.cfg.ServesTraffic() {
+		d.audit, err = auditlog.Open(auditlog.Config{Path: path, MaxSize: d.cfg.AuditLogSize.Value(), MaxFiles: d.cfg.AuditLogFiles, Log: d.cfg.Log, Metrics: d.metrics})
+		if err != nil {
+			return err
+		}
 	}
 	return d.makeAdmin()
 }
 
 // listenerServices answer from here on, and watch the disk and the memory.
 func (d *Daemon) listenerServices() services {
-	list := services{boot.Background("http", d.plain.run)}
+	var list services
+	if d.audit != nil { // first, and so the last to stop
+		list = append(list, boot.Background("audit", d.audit.Run))
+	}
+	list = append(list, boot.Background("http", d.plain.Run))
+	if d.metricsFront != nil {
+		list = append(list, boot.Background("metrics", d.metricsFront.Run))
+	}
 	if d.secure != nil {
-		list = append(list, boot.Background("https", d.secure.run))
+		list = append(list, boot.Background("https", d.secure.Run))
 	}
 	if d.ssh != nil {
-		list = append(list, boot.Background("ssh", d.ssh.run))
+		list = append(list, boot.Background("ssh", d.ssh.Run))
 	}
 	if d.acme != nil { // both ports are open for the authority's challenges
 		list = append(list, boot.Background("acme", d.acme.Run))

@@ -13,7 +13,6 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/tools/clientcmd"
 
-	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -22,10 +21,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/defaults"
+	"github.com/barchan-dev/barchan/internal/daemon/replicated"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
-	"github.com/barchan-dev/barchan/internal/edge/peers/push"
-	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
 )
 
@@ -117,7 +115,7 @@ func (d *Daemon) makePeers(context.Context) error {
 	}
 	cfg := peers.Config{
 		Name: d.cfg.NodeName, Bind: gossip, PushBind: push, Seeds: d.cfg.PeerSeeds,
-		OnRoutes: d.applyHints, Log: d.cfg.Log, Metrics: d.metrics, FlushDelay: -1,
+		OnRoutes: d.hints().Apply, Log: d.cfg.Log, Metrics: d.metrics, FlushDelay: -1,
 	}
 	onCluster := d.verifier != nil
 	if onCluster && d.cfg.PeerDir == "" {
@@ -146,68 +144,18 @@ func (d *Daemon) peerServices() services {
 	return services{boot.Awaited("peers", d.peers.Run, boot.Closed(d.peers.Ready()))}
 }
 
-// applyHints applies another replica's batch as hints; the watch has the base routes.
-func (d *Daemon) applyHints(_ string, batch []push.Route) {
-	for _, r := range batch {
-		if !d.ours(r.Address) {
-			continue
-		}
-		if r.Deleted {
-			d.routes.HintDelete(r.ID, r.ResourceVersion)
-		} else {
-			d.routes.Hint(r.Route)
-		}
+// hints are the routes of other replicas that may be applied here. A server knows the subnets of its sandboxes.
+func (d *Daemon) hints() replicated.Hints {
+	h := replicated.Hints{Table: d.routes}
+	if d.cfg.Role == config.RoleServer {
+		h.Subnets = []netip.Prefix{d.cfg.Subnet, d.cfg.Subnet6}
 	}
+	return h
 }
 
-// ours reports whether a hint may name an address: none, or one of the sandboxes' subnets where
-// those are known. A replica does not have them.
-func (d *Daemon) ours(addr netip.Addr) bool {
-	if !addr.IsValid() || d.cfg.Role != config.RoleServer {
-		return true
-	}
-	return d.cfg.Subnet.Contains(addr) || d.cfg.Subnet6.IsValid() && d.cfg.Subnet6.Contains(addr)
-}
-
-// replicatedRoutes is the table here, which pushes every write of the manager to the other replicas: also one that the watch has brought
-// here first, since the watches of the others may be behind.
-type replicatedRoutes struct {
-	*route.Table
-	peers pusher // nil without replicas
-}
-
-// pusher sends a route to the other replicas.
-type pusher interface {
-	Push(r route.Route)
-	PushDelete(r route.Route)
-}
-
-func (d *Daemon) replicatedRoutes() replicatedRoutes {
+func (d *Daemon) replicatedRoutes() replicated.Routes {
 	if d.peers == nil {
-		return replicatedRoutes{Table: d.routes}
+		return replicated.Routes{Table: d.routes}
 	}
-	return replicatedRoutes{d.routes, d.peers}
-}
-
-// Apply implements sandboxes.Routes.
-func (t replicatedRoutes) Apply(s *agents.Sandbox) bool {
-	changed := t.Table.Apply(s)
-	if t.peers != nil {
-		if r, keep := route.FromSandbox(s); keep {
-			t.peers.Push(r)
-		} else {
-			t.peers.PushDelete(r)
-		}
-	}
-	return changed
-}
-
-// ApplyDelete implements sandboxes.Routes.
-func (t replicatedRoutes) ApplyDelete(s *agents.Sandbox) bool {
-	changed := t.Table.ApplyDelete(s)
-	if t.peers != nil {
-		r, _ := route.FromSandbox(s)
-		t.peers.PushDelete(r)
-	}
-	return changed
+	return replicated.Routes{Table: d.routes, Peers: d.peers}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/replicated"
 	"github.com/barchan-dev/barchan/internal/edge/peers/push"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
@@ -96,7 +97,7 @@ func TestApplyHints(t *testing.T) {
 			_, ok := d.routes.Lookup(r.ID)
 			return ok
 		}
-		d.applyHints("other", []push.Route{{Route: r}, {Route: other}})
+		d.hints().Apply("other", []push.Route{{Route: r}, {Route: other}})
 		if got := found(r); got != tt.want {
 			t.Errorf("%+v: found after a hint %v", tt, got)
 		}
@@ -109,12 +110,12 @@ func TestApplyHints(t *testing.T) {
 			t.Errorf("%+v: a hint replaces the base record, which only the watch writes", tt)
 		}
 		d.routes.Upsert(r) // the watch confirms it
-		d.applyHints("other", []push.Route{{Route: r, Deleted: true}})
+		d.hints().Apply("other", []push.Route{{Route: r, Deleted: true}})
 		if !found(r) {
 			t.Errorf("%+v: a deletion that is not newer than the watch hides the route", tt)
 		}
 		r.ResourceVersion = "6"
-		d.applyHints("other", []push.Route{{Route: r, Deleted: true}})
+		d.hints().Apply("other", []push.Route{{Route: r, Deleted: true}})
 		if got := found(r); got == tt.want {
 			t.Errorf("%+v: found after the hint of a deletion %v", tt, got)
 		}
@@ -130,7 +131,7 @@ func (p *pushes) PushDelete(r route.Route) { *p = append(*p, "-"+r.Name) }
 // TestReplicatedRoutes checks that a write is pushed as what it is, whether or not the watch was first.
 func TestReplicatedRoutes(t *testing.T) {
 	sent := &pushes{}
-	routes := replicatedRoutes{route.NewTable(), sent}
+	routes := replicated.Routes{Table: route.NewTable(), Peers: sent}
 	s, dead := runningSandbox("s"), runningSandbox("dead")
 	for _, step := range []struct {
 		do   func() bool

@@ -25,6 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/front"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
@@ -118,16 +119,16 @@ const apart = ", apart"
 func TestServices(t *testing.T) {
 	for role, want := range map[string]string{
 		config.RoleServer: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node files, containerd, node, containerd health, image collector; " +
-			"routes: binder, routes; peers: peers; manager: manager; controllers: events, repairs, sandboxes, checkpoints, volumes, warm-ups, template builds, history, pools, claims; serve: idle, gateway",
+			"routes: binder, routes; peers: peers; manager: manager, key uses; controllers: events, repairs, sandboxes, checkpoints, volumes, warm-ups, template builds, history, pools, claims; serve: idle, dashboard, gateway",
 		config.RoleController: "lock: lock; bind: LISTENERS; caches: cache; pools: binder, routes; election: events, election",
-		config.RoleReplica:    "lock: lock; bind: LISTENERS; caches: cache; routes: binder, routes, watch proof; peers: peers; manager: manager; serve: gateway",
+		config.RoleReplica:    "lock: lock; bind: LISTENERS; caches: cache; routes: binder, routes, watch proof; peers: peers; manager: manager, key uses; serve: dashboard, gateway",
 		config.RoleNode: "lock: lock; bind: LISTENERS; caches: cache; node: node files, containerd, node, containerd health, image collector; " +
-			"claims: claims; controllers: events, repairs, sandboxes, checkpoints; serve: node socket",
+			"claims: claims; controllers: events, repairs, sandboxes, checkpoints, volumes; serve: node socket",
 		apart: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node watch; routes: binder, routes; peers: peers; " +
-			"manager: manager; controllers: events, warm-ups, template builds, history, pools, claims; serve: idle, gateway",
+			"manager: manager, key uses; controllers: events, warm-ups, template builds, history, pools, claims; serve: idle, dashboard, gateway",
 	} {
 		d := wired(t, cmp.Or(strings.TrimSuffix(role, apart), config.RoleServer))
-		d.secure, d.acme, d.peers = &front{}, &acme.Manager{}, &peers.Replica{}
+		d.secure, d.acme, d.peers = &front.HTTP{}, &acme.Manager{}, &peers.Replica{}
 		switch role {
 		case config.RoleServer, config.RoleNode:
 			d.machine = &machine.Machine{Supervisor: &supervisor.Supervisor{}}

@@ -61,7 +61,7 @@ func isOpen(t *testing.T, n *Node, s *agents.Sandbox) bool {
 	t.Helper()
 	seen, err := n.Observe(t.Context(), refOf(s))
 	must(t, err)
-	c, err := envd.NewClient(envd.ClientConfig{HTTP: n.host.Agents, BaseURL: "http://" + seen.Address.String() + ":49983"})
+	c, err := envd.NewClient(envd.ClientConfig{HTTP: n.host.Agents.HTTP, BaseURL: "http://" + seen.Address.String() + ":49983"})
 	must(t, err)
 	_, err = c.Envs(t.Context())
 	return err == nil
@@ -153,8 +153,8 @@ func TestBindSendsOnlyMissingConfiguration(t *testing.T) {
 	m := newMachine(t)
 	m.cfg.AgentToken = token
 	n, _ := m.node()
-	counter := &initCounter{RoundTripper: n.host.Agents.Transport}
-	n.host.Agents = &http.Client{Transport: counter}
+	counter := &initCounter{RoundTripper: n.host.Agents.HTTP.Transport}
+	n.host.Agents.HTTP = &http.Client{Transport: counter}
 	variables := map[string]string{"BOTH": "claim", "OWNER": "claim $(BOTH)"}
 	for _, tt := range []struct {
 		name string

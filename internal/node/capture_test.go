@@ -432,7 +432,7 @@ func TestCaptureAsksForAllItsRoom(t *testing.T) {
 	s := object()
 	ensure(t, n, s)
 	run(t, n, s, "dd if=/dev/urandom of=/root/big bs=1M count=64; dd if=/dev/urandom of=/dev/shm/big bs=1M count=32; busybox sync")
-	files, err := n.cfg.Containerd.SnapshotUsage(t.Context(), string(n.handles.Lookup(s.UID).ID))
+	files, err := n.DiskUsed(t.Context(), refOf(s))
 	must(t, err)
 	if files < 64<<20 {
 		t.Fatalf("its files have %d bytes", files)

@@ -12,7 +12,7 @@ import (
 // Issue 11: the reported disk of a sandbox was the host's.
 func TestDiskUsed(t *testing.T) {
 	t.Parallel()
-	n, _ := newMachine(t).node()
+	n, _ := newMachine(t).node(func(c *Config) { c.Unbounded = true })
 	s := object()
 	ensure(t, n, s)
 	used := func() int64 {

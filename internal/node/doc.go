@@ -7,6 +7,7 @@
 //	registry    one handle for each sandbox: lock, row, status; background tasks
 //	references  the values that a plan takes from Secrets and ConfigMaps
 //	projection  their files, which change as a whole
+//	agentconn   reaches the agents of sandboxes
 //	operation   ordered lists of steps with do and undo: create, save, release, bring up, restart
 //	recovery    adoption after a restart, sweeps of the host, and removal
 //	suspend     pause, store and resume, with and without memory

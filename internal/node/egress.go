@@ -90,10 +90,14 @@ func (n *Node) adoptEgress(ctx context.Context, u *registry.Handle, r *journal.R
 	}
 }
 
+func (c *Config) internalNames() resolver.Internal {
+	return resolver.Internal{Reachable: c.Network.Reachable, Zones: c.InternalZones}
+}
+
 // newResolver returns the DNS server of this node's sandboxes.
 func (n *Node) newResolver() (*resolver.Resolver, error) {
 	host := n.network.HostRules()
-	cfg := resolver.Config{Clients: host.Sandboxes, Sandboxes: n.network, Log: n.cfg.Log, Metrics: n.cfg.Metrics}
+	cfg := resolver.Config{Clients: host.Sandboxes, Sandboxes: n.network, Internal: n.cfg.internalNames(), Log: n.cfg.Log, Metrics: n.cfg.Metrics}
 	for _, a := range host.Gateways {
 		cfg.Listen = append(cfg.Listen, netip.AddrPortFrom(a, dnsPort))
 	}

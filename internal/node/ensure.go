@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/operation"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/recovery"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
@@ -120,8 +122,12 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 		return u.Observed(), err
 	}
 	n.observeStep(p.Class, "image", time.Since(began))
+	size, err := n.diskOf(&p)
+	if err != nil {
+		return u.Observed(), err
+	}
 	w := n.host.Operation(&journal.Row{
-		Stage: journal.Making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: operation.RunOf(image),
+		Stage: journal.Making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: plan.RunOf(image), Disk: size,
 	})
 	w.Image, w.Origin, w.Initializing = image, from, n.initializing(p.Ref)
 	w.Pulling = func() func(ctrd.Progress) { return n.pullReports(p.Ref) }
@@ -135,6 +141,18 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 	n.log.InfoContext(ctx, "sandbox runs", telemetry.Namespace, p.Ref.Namespace, telemetry.Sandbox, p.Ref.Name,
 		"id", p.ID, telemetry.Address, w.Row.Address, "class", p.Class, telemetry.Duration, time.Since(began))
 	return u.Observed(), nil
+}
+
+// diskOf is the size of the disk of a new sandbox; zero where the machine can have none, and no limit is asked for.
+func (n *Node) diskOf(p *plan.Plan) (int64, error) {
+	err := n.disks.Fault()
+	if n.cfg.Unbounded || err != nil && p.Disk == 0 {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("spec.podTemplate.spec.containers[0].resources.limits[ephemeral-storage]: this node cannot bound disks: %s: %w", errs.Text(err), errs.ErrInvalid)
+	}
+	return cmp.Or(p.Disk, n.cfg.DefaultDisk), nil
 }
 
 // create does all steps, or undoes those that were done.
@@ -167,7 +185,7 @@ func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation.Oper
 // imageUsers returns the sandboxes that need the image of a digest; ended ones do not.
 func (n *Node) imageUsers(digest string) (refs []sandbox.Ref) {
 	for _, u := range n.handles.All() {
-		if r := u.Row(); r != nil && r.Digest == digest && r.Stage != journal.Ended {
+		if r := u.Row(); r != nil && r.Uses(digest) && r.Stage != journal.Ended {
 			refs = append(refs, u.Ref)
 		}
 	}

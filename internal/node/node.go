@@ -27,6 +27,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/capture"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/disk"
 	"github.com/barchan-dev/barchan/internal/node/images"
 	"github.com/barchan-dev/barchan/internal/node/inventory"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
@@ -49,6 +50,7 @@ import (
 const (
 	DefaultCPU          = 2000    // thousandths of a processor
 	DefaultMemory       = 1 << 30 // bytes
+	DefaultDisk         = 10 << 30
 	DefaultPids         = 4096
 	DefaultStartTimeout = 30 * time.Second
 	DefaultCoolDown     = time.Minute
@@ -77,15 +79,23 @@ type Config struct {
 	AgentBinary string
 	// Network is the instance's network; its logger may be empty.
 	Network netdev.Config
+	// RemoteVolumes mounts volumes that are elsewhere; nil: there are none.
+	RemoteVolumes volumes.Mounter
 	// Upstreams are the DNS servers that the sandboxes' resolver forwards to; empty means those of Network, or else the
 	// host's.
 	Upstreams []netip.AddrPort
+	// InternalZones are answered to sandboxes whatever their addresses; see resolver.Internal.
+	InternalZones []string
 	// CoolDown is how long a released address is not allocated again; zero means DefaultCoolDown.
 	CoolDown time.Duration
 	// CgroupParent is the path below which sandboxes are; it begins with a slash.
 	CgroupParent string
 	// DefaultLimits are for sandboxes that set none; zero fields mean the defaults above.
 	DefaultLimits oci.Limits
+	// DefaultDisk bounds the files of sandboxes that set no limit, in bytes; zero means DefaultDisk.
+	DefaultDisk int64
+	// Unbounded gives new sandboxes no disks, as before there were any: for tests.
+	Unbounded bool
 	// StartTimeout bounds the wait for an agent to answer; zero means DefaultStartTimeout.
 	StartTimeout time.Duration
 	// AgentToken is the access token of a sandbox's agent; nil means none.
@@ -96,8 +106,8 @@ type Config struct {
 	ImageRoom func(ctx context.Context, bytes int64) error
 	// ImagePulled is called after each pull; nil: not called.
 	ImagePulled func()
-	// OnPull gets the progress of the pull that a sandbox waits for, as text; nil: none.
-	OnPull func(ref sandbox.Ref, reason, text string)
+	// Event writes an Event of a sandbox: the progress of a pull that it waits for, a killed process. kind is Normal or Warning. Nil: none.
+	Event func(ref sandbox.Ref, kind, reason, text string)
 	// Exists reports whether the source of truth, not a cache, has a sandbox. The node removes orphans only if it returns
 	// false without an error. Nil: it removes none.
 	Exists func(ctx context.Context, ref sandbox.Ref) (bool, error)
@@ -149,12 +159,15 @@ type Node struct {
 	// reconciler compares leases with the host; sweeps counts the scans for orphans, removals those that were removed.
 	reconciler       *ipam.Reconciler
 	sweeps, removals *prometheus.CounterVec
+	// oomKills counts killed processes, firewallLosses removals of rules by other programs.
+	oomKills, firewallLosses prometheus.Counter
 	// scanned reports whether the last scan of addresses in use was complete.
 	scanned atomic.Bool
 	// sweepEvery is how often Run sweeps; tests change it.
 	sweepEvery time.Duration
 
 	handles *registry.Registry
+	disks   *disk.Store
 	// Volumes outlive sandboxes.
 	Volumes   *volumes.Store
 	measuring singleflight.Group // of disk usage
@@ -189,6 +202,14 @@ func New(cfg Config) (*Node, error) {
 		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "leftovers_removed_total",
 		Help: "Orphaned resources that were removed from the host, by kind.",
 	}, []string{"kind"})
+	n.oomKills = prometheus.NewCounter(prometheus.CounterOpts{
+		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "oom_kills_total",
+		Help: "Processes of gVisor sandboxes that were killed because the sandbox had reached its memory limit.",
+	})
+	n.firewallLosses = prometheus.NewCounter(prometheus.CounterOpts{
+		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "firewall_losses_total",
+		Help: "How often another program removed rules that hold sandboxes back; they were restored.",
+	})
 	if err := n.open(); err != nil {
 		n.network.Close()
 		return nil, err
@@ -228,6 +249,7 @@ func complete(cfg *Config) error {
 	cfg.StartTimeout = cmp.Or(cfg.StartTimeout, DefaultStartTimeout)
 	cfg.DefaultLimits.MilliCPU = cmp.Or(cfg.DefaultLimits.MilliCPU, DefaultCPU)
 	cfg.DefaultLimits.Memory = cmp.Or(cfg.DefaultLimits.Memory, DefaultMemory)
+	cfg.DefaultDisk = cmp.Or(cfg.DefaultDisk, DefaultDisk)
 	cfg.DefaultLimits.Pids = cmp.Or(cfg.DefaultLimits.Pids, DefaultPids)
 	if len(cfg.Upstreams) == 0 {
 		cfg.Upstreams = resolver.Upstreams(cfg.Network.Resolvers)
@@ -235,6 +257,7 @@ func complete(cfg *Config) error {
 	if len(cfg.Network.Resolvers) == 0 {
 		cfg.Network.Resolvers = resolver.HostServers()
 	}
+	cfg.Network.Resolvers = cfg.internalNames().Direct(cfg.Network.Resolvers)
 	return nil
 }
 
@@ -247,6 +270,9 @@ func setHooks(cfg *Config) {
 	}
 	if cfg.ObserveStep == nil {
 		cfg.ObserveStep = func(string, string, time.Duration) {}
+	}
+	if cfg.Event == nil {
+		cfg.Event = func(sandbox.Ref, string, string, string) {}
 	}
 	if cfg.Journalled == nil {
 		cfg.Journalled = func(error) {}
@@ -288,20 +314,25 @@ func (n *Node) open() error {
 	if err != nil {
 		return errors.Join(err, db.Close())
 	}
-	if n.Volumes, err = volumes.Open(filepath.Join(n.cfg.DataDir, "volumes"), n.mounting); err != nil {
+	n.disks = disk.Open(filepath.Join(n.cfg.DataDir, "disks"))
+	if err := n.disks.Fault(); err != nil {
+		n.log.Warn("disks of sandboxes not bounded", telemetry.Error, err)
+	}
+	if n.Volumes, err = volumes.Open(filepath.Join(n.cfg.DataDir, "volumes"), n.disks, n.mounting, n.cfg.RemoteVolumes); err != nil {
 		return errors.Join(err, db.Close())
 	}
 	n.inventory = n.newScanner()
 	n.host = operation.NewHost(operation.HostConfig{
 		Name: n.cfg.Name, DataDir: n.cfg.DataDir, MemoryDir: n.cfg.MemoryDir, CgroupParent: n.cfg.CgroupParent,
 		Containerd: n.cfg.Containerd, Images: n.images, Network: n.network, Subnet6: n.cfg.Network.Subnet6,
-		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints, Volumes: n.Volumes,
+		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints, Volumes: n.Volumes, Disks: n.disks,
 		AgentToken: n.cfg.AgentToken, Objects: n.cfg.Objects, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
 		Holder: n.inventory.Holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,
 		AfterStep: n.cfg.AfterStep, BeforeUndo: n.cfg.BeforeUndo, ObserveStep: n.cfg.ObserveStep, Log: n.log,
 	})
 	n.supervisor = supervise.New(supervise.Config{
 		Name: n.cfg.Name, Log: n.log, Host: n.host, Registry: n.handles, Changes: n.dirty, Cut: n.network.Cut, Later: n.tasks.Start,
+		Event: n.cfg.Event, OOMKills: n.oomKills,
 	})
 	n.suspender = suspend.New(suspend.Config{
 		Log: n.log, Host: n.host, Registry: n.handles, Runtimes: n.runtimes, Allocator: n.allocator, MemoryDir: n.cfg.MemoryDir,
@@ -362,7 +393,7 @@ func (n *Node) Audit(ctx context.Context) ([]string, error) { return n.inventory
 
 func (n *Node) openReconciler() (err error) {
 	if n.cfg.Metrics != nil {
-		if err := errors.Join(n.cfg.Metrics.Register(n.sweeps), n.cfg.Metrics.Register(n.removals)); err != nil {
+		if err := errors.Join(n.cfg.Metrics.Register(n.sweeps), n.cfg.Metrics.Register(n.removals), n.cfg.Metrics.Register(n.oomKills), n.cfg.Metrics.Register(n.firewallLosses)); err != nil {
 			return fmt.Errorf("register the node's metrics: %w", err)
 		}
 	}
@@ -419,12 +450,19 @@ func (n *Node) Run(ctx context.Context) error {
 func (n *Node) background() []backgroundService {
 	return []backgroundService{
 		{"changes", func(ctx context.Context) { n.dirty.Forward(ctx, n.changes) }},
+		{"spare disks", func(ctx context.Context) {
+			if !n.cfg.Unbounded {
+				n.disks.KeepSpares(ctx, n.cfg.DefaultDisk, n.log)
+			}
+		}},
+		{"room for disks", func(ctx context.Context) { n.disks.KeepRoom(ctx, n.log) }},
 		{"sweep", func(ctx context.Context) { _ = lifecycle.Every(ctx, n.sweepEvery, func() { n.Sweep(ctx) }) }},
 		{"sweep of builds", func(ctx context.Context) {
 			_ = lifecycle.Every(ctx, sweepBuildsEvery, func() { n.runtimes.Sweep(ctx, n.needsBuild) })
 		}},
 		{"reconcile of addresses", func(ctx context.Context) { _ = n.reconciler.Run(ctx) }},
 		{"network", func(ctx context.Context) { _ = n.network.Run(ctx) }},
+		{"firewall", n.watchFirewall},
 		{"builds of running sandboxes", func(ctx context.Context) { n.runtimes.Identify(ctx) }},
 		{"resolver", func(ctx context.Context) { _ = n.resolver.Run(ctx) }},
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -77,23 +79,20 @@ func (n *Node) ImageDigest(ctx context.Context, namespace, ref string, secrets [
 // pullEvery is how often the progress of a pull is reported.
 const pullEvery = 10 * time.Second
 
-// pullReports returns what reports the progress of a pull that a sandbox waits for; nil if there is none to tell.
+// pullReports returns what reports the progress of a pull that a sandbox waits for.
 func (n *Node) pullReports(ref sandbox.Ref) func(ctrd.Progress) {
-	if n.cfg.OnPull == nil {
-		return nil
-	}
 	began, last := time.Now(), time.Time{}
 	return func(p ctrd.Progress) {
 		switch {
 		case p.Step == "done":
-			n.cfg.OnPull(ref, "Pulled", fmt.Sprintf("image %s pulled in %s, %s", p.Ref, time.Since(began).Round(100*time.Millisecond), mebibytes(p.Total)))
+			n.cfg.Event(ref, corev1.EventTypeNormal, "Pulled", fmt.Sprintf("image %s pulled in %s, %s", p.Ref, time.Since(began).Round(100*time.Millisecond), mebibytes(p.Total)))
 		case time.Since(last) >= pullEvery:
 			last = time.Now()
 			text := fmt.Sprintf("pulling image %s", p.Ref)
 			if p.Total > 0 {
 				text += fmt.Sprintf(": %s of %s", mebibytes(p.Done), mebibytes(p.Total))
 			}
-			n.cfg.OnPull(ref, "Pulling", text)
+			n.cfg.Event(ref, corev1.EventTypeNormal, "Pulling", text)
 		}
 	}
 }

@@ -49,9 +49,9 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 	}
 	result := Usage{
 		Time: time.Now(), CPU: used.CPU, CPULimit: r.Plan.Limits.MilliCPU,
-		Memory: used.Memory, MemoryCache: used.MemoryCache, MemoryLimit: used.MemoryLimit, Pids: used.Pids,
+		Memory: used.Memory, MemoryCache: used.MemoryCache, MemoryLimit: uint64(r.Plan.Limits.Memory), Pids: used.Pids,
 	}
-	disk, err := n.cfg.Containerd.SnapshotUsage(ctx, string(u.ID))
+	disk, err := n.host.DiskUsed(ctx, r)
 	if err != nil {
 		return Usage{}, err
 	}
@@ -66,7 +66,7 @@ func (n *Node) storedUsage(ctx context.Context, r *journal.Row) (Usage, error) {
 	case r.Memory != nil:
 		result.Disk = uint64(r.Memory.Disk + r.Memory.Size)
 	case !r.KeepsClaims():
-		disk, err := n.cfg.Containerd.SnapshotUsage(ctx, string(r.Plan.ID))
+		disk, err := n.host.DiskUsed(ctx, r)
 		if err != nil {
 			return Usage{}, err
 		}
@@ -89,8 +89,15 @@ func (n *Node) DiskUsed(ctx context.Context, ref sandbox.Ref) (int64, error) {
 		return 0, err
 	}
 	u := n.handles.Lookup(ref.UID)
-	if u == nil || u.Row() == nil {
+	var r *journal.Row
+	if u != nil {
+		r = u.Row()
+	}
+	if r == nil {
 		return 0, fmt.Errorf("sandbox %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
+	}
+	if r.Disk > 0 {
+		return n.host.DiskUsed(ctx, r)
 	}
 	if known := u.DiskUse(); time.Now().Before(known.Until) {
 		return known.Bytes, nil

@@ -195,7 +195,7 @@ func leaveResources(t testing.TB, n *Node, uid types.UID) {
 	must(t, err)
 	dir := filepath.Join(n.host.Dir(id), "rootfs")
 	must(t, os.MkdirAll(dir, 0o755))
-	must(t, rootfs.Mount(dir))
+	must(t, rootfs.Mount(dir, true))
 	must(t, os.MkdirAll(filepath.Join(n.host.ClaimsDir(id), "data"), 0o755))
 	must(t, os.MkdirAll(cgroupDir(n.host.Cgroup(id)), 0o755))
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/client"
 )
 
 // Bars of template builds.
@@ -95,7 +95,7 @@ func measureBuild(ctx context.Context, b *bench) error {
 func (b *bench) creates(ctx context.Context, template string, n int, argv ...string) (took samples, err error) {
 	for range n + 1 { // the first meets cold caches
 		began := time.Now()
-		x, err := b.server.claim(ctx, restclient.NewSandbox{TemplateID: template, Timeout: 3600})
+		x, err := b.server.claim(ctx, client.CreateOptions{TemplateID: template, Timeout: time.Hour})
 		if err != nil {
 			return nil, err
 		}

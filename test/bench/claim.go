@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/client"
 )
 
 // Bars of claims.
@@ -103,7 +103,7 @@ func (b *bench) claimInARow(ctx context.Context, env map[string]string) (claims,
 	var boxes []box
 	for range inARow {
 		began := time.Now()
-		x, err := b.server.claim(ctx, restclient.NewSandbox{TemplateID: "bench-gvisor", Timeout: 3600, EnvVars: env})
+		x, err := b.server.claim(ctx, client.CreateOptions{TemplateID: "bench-gvisor", Timeout: time.Hour, EnvVars: env})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -138,7 +138,7 @@ func (b *bench) claimAtOnce(ctx context.Context) error {
 	began = time.Now()
 	for i := range bigPool {
 		all.Go(func() (err error) {
-			boxes[i], err = b.server.claim(ctx, restclient.NewSandbox{TemplateID: "bench-gvisor", Timeout: 3600})
+			boxes[i], err = b.server.claim(ctx, client.CreateOptions{TemplateID: "bench-gvisor", Timeout: time.Hour})
 			took[i] = millis(time.Since(began))
 			return err
 		})

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/interpreter"
 )
@@ -49,7 +49,7 @@ func measureInterpreter(ctx context.Context, b *bench) error {
 			return err
 		}
 		began := time.Now()
-		made, err := b.server.rest.Create(ctx, restclient.NewSandbox{TemplateID: interpreter.Template, Timeout: 3600})
+		made, err := b.server.rest.Create(ctx, client.CreateOptions{TemplateID: interpreter.Template, Timeout: time.Hour})
 		if err != nil {
 			return fmt.Errorf("create sandbox: %w", err)
 		}

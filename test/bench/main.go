@@ -22,10 +22,13 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer context.AfterFunc(ctx, stop)() // a second signal ends the program at once
 	var err error
-	if len(os.Args) == 3 && os.Args[1] == gatewayCommand {
-		err = serveGateway(ctx, os.Args[2])
-	} else {
-		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	switch args := os.Args[1:]; {
+	case len(args) == 2 && args[0] == gatewayCommand:
+		err = serveGateway(ctx, args[1])
+	case len(args) == 4 && args[0] == attackCommand:
+		err = runAttack(ctx, args[1], args[2], args[3])
+	default:
+		err = run(ctx, args, os.Stdout, os.Stderr)
 	}
 	stop()
 	if err != nil {
@@ -73,6 +76,7 @@ func parts() []part {
 		{name: "volume", measure: measureVolume},
 		{name: "address", measure: measureAddress},
 		{name: "peers", measure: measurePeers},
+		{name: "neighbors", measure: measureNeighbors},
 		{name: "sleep", measure: measureSleep},
 		{name: "scale", measure: measureScale},
 		{name: "memory", measure: measureMemory},
@@ -121,7 +125,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.SetOutput(stderr)
 	f.BoolVar(&o.json, "json", false, "print JSON instead of a table")
 	f.BoolVar(&o.quick, "quick", false, "a tenth of the rounds, to try whether it works")
-	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: gateway, boot, api, create, exec, claim, build, interpreter, transfer, volume, address, peers, sleep, scale, memory")
+	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: gateway, boot, api, create, exec, claim, build, interpreter, transfer, volume, address, peers, neighbors, sleep, scale, memory")
 	f.StringVar(&o.dir, "dir", "/var/tmp", "where the server's data lie while it runs; on a disk, or the figures are of memory")
 	f.StringVar(&o.programs, "programs", "bin", "directory of barchan and barchan-agent")
 	if err := f.Parse(args); err != nil {

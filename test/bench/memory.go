@@ -113,7 +113,7 @@ func (b *bench) idle(ctx context.Context, n int) error {
 
 func (b *bench) weighServer(when string) error {
 	pid := b.server.cmd.Process.Pid
-	rss, err := statusMiB(pid, "VmRSS")
+	rss, err := residentMiB(pid)
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (b *bench) weighServer(when string) error {
 	if err != nil {
 		return err
 	}
-	if rss, err = statusMiB(other, "VmRSS"); err != nil {
+	if rss, err = residentMiB(other); err != nil {
 		return err
 	}
 	b.report.one("memory", "containerd RSS, "+when, "MiB", rss)

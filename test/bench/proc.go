@@ -88,13 +88,13 @@ func field(text, name string) string {
 	return ""
 }
 
-// statusMiB reads a size of /proc/PID/status.
-func statusMiB(pid int, name string) (float64, error) {
+// residentMiB reads the resident set of a process from /proc/PID/status.
+func residentMiB(pid int) (float64, error) {
 	text, err := procFile(pid, "status")
 	if err != nil {
 		return 0, fmt.Errorf("read status of process %d: %w", pid, err)
 	}
-	return mib(field(text, name))
+	return mib(field(text, "VmRSS"))
 }
 
 func mib(text string) (float64, error) {

@@ -82,6 +82,11 @@ func (b *bench) killAll(ctx context.Context, boxes []box) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
+	return b.awaitFew(ctx, 0)
+}
+
+// awaitFew returns when no more sandboxes than n are left.
+func (b *bench) awaitFew(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, stopTime)
 	defer cancel()
 	for {
@@ -89,11 +94,11 @@ func (b *bench) killAll(ctx context.Context, boxes []box) error {
 		if err != nil {
 			return err
 		}
-		if len(status.Sandboxes) == 0 {
+		if len(status.Sandboxes) <= n {
 			return nil
 		}
 		if err := rest(ctx, 10*goneTick); err != nil {
-			return fmt.Errorf("wait for the end of %d killed sandboxes: %w", len(boxes), err)
+			return fmt.Errorf("wait until %d sandboxes are left: %w", n, err)
 		}
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -32,6 +32,7 @@ type server struct {
 	dir, program string
 	env          []string
 	addr         string
+	metrics      string // address
 	cgroup       string
 	http         *http.Client // keeps its connections, as an SDK does
 	admin        *adminclient.Client
@@ -40,7 +41,7 @@ type server struct {
 	done chan error
 
 	// Known once it has run for the first time.
-	rest    *restclient.Client
+	rest    *client.Client
 	classes []string          // that this machine offers, gVisor first
 	paths   map[string]string // programs, by name
 }
@@ -58,22 +59,23 @@ func newServer(ctx context.Context, parent, programs string) (*server, error) {
 			return nil, errors.Join(err, os.RemoveAll(dir))
 		}
 	}
-	var ports [3]string
+	var ports [4]string
 	for i := range ports {
 		if ports[i], err = freeAddr(ctx); err != nil {
 			return nil, errors.Join(err, os.RemoveAll(dir))
 		}
 	}
-	s.addr = ports[0]
+	s.addr, s.metrics = ports[0], ports[3]
 	n := os.Getpid()
 	tag := fmt.Sprintf("bb%d", n)
 	s.cgroup = "/" + tag
 	data := filepath.Join(dir, "d")
 	s.env = append(os.Environ(),
-		"BARCHAN_DATA_DIR="+data, "BARCHAN_HTTP_ADDR="+ports[0], "BARCHAN_TLS_ADDR="+ports[1], "BARCHAN_KUBE_ADDR="+ports[2], "BARCHAN_SSH_ADDR=",
+		"BARCHAN_DATA_DIR="+data, "BARCHAN_HTTP_ADDR="+ports[0], "BARCHAN_TLS_ADDR="+ports[1], "BARCHAN_KUBE_ADDR="+ports[2], "BARCHAN_SSH_ADDR=", "BARCHAN_METRICS_ADDR="+ports[3],
 		"BARCHAN_BRIDGE_NAME="+tag, fmt.Sprintf("BARCHAN_SUBNET=10.%d.%d.0/22", 210+n%40, 4*(n/40%64)),
 		"BARCHAN_NETNS_PREFIX="+tag+"-", "BARCHAN_NFT_TABLE="+tag, "BARCHAN_CGROUP_PARENT="+s.cgroup, "BARCHAN_CONTAINERD_NAMESPACE="+tag,
 		"BARCHAN_RUN_DIR=", "BARCHAN_API_URL=", "BARCHAN_API_KEY=",
+		"BARCHAN_QUOTA_SANDBOXES=0", "BARCHAN_QUOTA_CREATES=0", // what is measured is the server, not its limits
 		"BARCHAN_POOL_SIZE=0", // what is measured makes its own
 	)
 	s.admin = adminclient.New(filepath.Join(data, "run", "admin.sock"), data)
@@ -147,7 +149,11 @@ func (s *server) awaitReady(ctx context.Context) error {
 }
 
 func (s *server) get(ctx context.Context, path string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.addr+path, nil)
+	addr := s.addr
+	if path == "/metrics" {
+		addr = s.metrics
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
 	if err != nil {
 		return nil, fmt.Errorf("make request: %w", err)
 	}
@@ -171,7 +177,7 @@ func (s *server) meet(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the API key: %w", err)
 	}
-	s.rest, err = restclient.New(restclient.Config{URL: "http://" + s.addr, Key: strings.TrimSpace(string(key)), HTTP: s.http, UserAgent: "bench"})
+	s.rest, err = client.New(client.Config{URL: "http://" + s.addr, Key: strings.TrimSpace(string(key)), HTTP: s.http, UserAgent: "bench"})
 	return err
 }
 
@@ -254,11 +260,11 @@ type box struct {
 
 // create makes a sandbox of a class by the REST API.
 func (s *server) create(ctx context.Context, class string) (box, error) {
-	return s.claim(ctx, restclient.NewSandbox{TemplateID: "bench-" + class, Timeout: 3600})
+	return s.claim(ctx, client.CreateOptions{TemplateID: "bench-" + class, Timeout: time.Hour})
 }
 
 // claim requests a sandbox by the REST API.
-func (s *server) claim(ctx context.Context, req restclient.NewSandbox) (box, error) {
+func (s *server) claim(ctx context.Context, req client.CreateOptions) (box, error) {
 	made, err := s.rest.Create(ctx, req)
 	if err != nil {
 		return box{}, fmt.Errorf("create sandbox: %w", err)

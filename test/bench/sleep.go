@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/client"
 )
 
 // Bars, in milliseconds or as a ratio to the floor.
@@ -71,7 +71,7 @@ func (b *bench) restartWith(ctx context.Context, setting string) error {
 type slept struct{ answered, stored, warm, cold samples }
 
 func (b *bench) sleepOf(ctx context.Context, name string, mib, n int) error {
-	x, err := b.server.claim(ctx, restclient.NewSandbox{TemplateID: sleeper, Timeout: 3600})
+	x, err := b.server.claim(ctx, client.CreateOptions{TemplateID: sleeper, Timeout: time.Hour})
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (b *bench) sleepAndWake(ctx context.Context, x box, took *slept, cold bool)
 	}
 	unix.Sync() // what was written before is not to be paid for now
 	began := time.Now()
-	if err := b.server.rest.Pause(ctx, x.id); err != nil {
+	if err := b.server.rest.Pause(ctx, x.id, client.PauseOptions{}); err != nil {
 		return fmt.Errorf("pause: %w", err)
 	}
 	took.answered = append(took.answered, millis(time.Since(began)))
@@ -151,7 +151,7 @@ func (b *bench) sleepAndWake(ctx context.Context, x box, took *slept, cold bool)
 		}
 	}
 	began = time.Now()
-	if _, err := b.server.rest.Connect(ctx, x.id, 3600); err != nil {
+	if _, err := b.server.rest.Connect(ctx, x.id, client.ConnectOptions{Timeout: time.Hour}); err != nil {
 		return fmt.Errorf("resume: %w", err)
 	}
 	first, err := x.run(ctx, "echo", "here")
@@ -198,7 +198,7 @@ func (b *bench) awaitStored(ctx context.Context, id string) error {
 		if err != nil {
 			return err
 		}
-		if d.State == restclient.StatePaused {
+		if d.State == client.StatePaused {
 			return nil
 		}
 		if err := rest(ctx, goneTick); err != nil {
@@ -213,7 +213,7 @@ func (b *bench) floors(ctx context.Context, x box, n int) (written, read, readCo
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if err := b.server.rest.Pause(ctx, x.id); err != nil {
+	if err := b.server.rest.Pause(ctx, x.id, client.PauseOptions{}); err != nil {
 		return nil, nil, nil, err
 	}
 	if err := b.awaitStores(ctx, count+1); err != nil {

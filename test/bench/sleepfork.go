@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -227,7 +227,7 @@ func (b *bench) forks(ctx context.Context) error {
 func (b *bench) fork(ctx context.Context, x box, n int) (whole, output float64, err error) {
 	began := time.Now()
 	var made []struct {
-		Sandbox *restclient.Sandbox `json:"sandbox"`
+		Sandbox *client.Sandbox `json:"sandbox"`
 		Error   *struct {
 			Message string `json:"message"`
 		} `json:"error"`

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -21,7 +21,7 @@ const (
 )
 
 // boxOf is the client of a sandbox that was made.
-func (s *server) boxOf(made restclient.Sandbox) (box, error) {
+func (s *server) boxOf(made client.Sandbox) (box, error) {
 	h := http.Header{}
 	h.Set(envd.HeaderSandboxID, made.SandboxID)
 	h.Set(envd.HeaderSandboxPort, strconv.Itoa(envd.Port))
@@ -40,7 +40,7 @@ func (b *bench) wakes(ctx context.Context) error {
 		if err := b.restartWith(ctx, "BARCHAN_STORE_AFTER="+from.storeAfter); err != nil {
 			return err
 		}
-		var made restclient.Sandbox
+		var made client.Sandbox
 		wakeable := map[string]any{"templateID": "bench-gvisor", "timeout": 3600, "autoPause": true, "autoResume": map[string]bool{"enabled": true}}
 		if err := b.call(ctx, http.MethodPost, "/sandboxes", wakeable, &made); err != nil {
 			return err
@@ -88,7 +88,7 @@ func (b *bench) wakeByRequest(ctx context.Context, x box, disk bool) (float64, e
 			return 0, err
 		}
 	}
-	if err := b.server.rest.Pause(ctx, x.id); err != nil {
+	if err := b.server.rest.Pause(ctx, x.id, client.PauseOptions{}); err != nil {
 		return 0, err
 	}
 	if disk {
@@ -121,7 +121,7 @@ func (b *bench) held(ctx context.Context) error {
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
 	for _, x := range boxes {
-		group.Go(func() error { return b.server.rest.Pause(groupCtx, x.id) })
+		group.Go(func() error { return b.server.rest.Pause(groupCtx, x.id, client.PauseOptions{}) })
 	}
 	if err := group.Wait(); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (b *bench) freshServer(ctx context.Context) (float64, error) {
 	if err := rest(ctx, settle); err != nil {
 		return 0, err
 	}
-	return statusMiB(b.server.cmd.Process.Pid, "VmRSS")
+	return residentMiB(b.server.cmd.Process.Pid)
 }
 
 // processesOfSandboxes counts what runs in the cgroups of sandboxes.

@@ -4,8 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"time"
 
-	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/client"
 )
 
 // volumeBar is the least share of the root's speed, at the median.
@@ -48,12 +49,12 @@ print(json.dumps({"write": rate(size, write), "read": rate(size, read), "make": 
 
 // measureVolume reads and writes files of a volume and, in the same sandbox and in turns, of its root.
 func measureVolume(ctx context.Context, b *bench) (err error) {
-	v, err := b.server.rest.CreateVolume(ctx, restclient.NewVolume{Name: "bench"})
+	v, err := b.server.rest.CreateVolume(ctx, client.VolumeOptions{Name: "bench"})
 	if err != nil {
 		return err
 	}
-	x, err := b.server.claim(ctx, restclient.NewSandbox{
-		TemplateID: "bench-gvisor", Timeout: 3600, VolumeMounts: []restclient.VolumeMount{{Name: "bench", Path: "/mnt/bench"}},
+	x, err := b.server.claim(ctx, client.CreateOptions{
+		TemplateID: "bench-gvisor", Timeout: time.Hour, VolumeMounts: []client.VolumeMount{{Name: "bench", Path: "/mnt/bench"}},
 	})
 	if err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -101,7 +101,7 @@ func (w *clusterFixture) any() *replica {
 // create makes a sandbox by one replica and measures when another one's gateway has its route.
 func (w *clusterFixture) create() {
 	w.t.Helper()
-	made, err := w.any().rest.Create(w.t.Context(), restclient.NewSandbox{TemplateID: "base", Timeout: 600})
+	made, err := w.any().rest.Create(w.t.Context(), client.CreateOptions{TemplateID: "base", Timeout: 10 * time.Minute})
 	if err != nil {
 		w.t.Fatalf("create: %v", err)
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -74,7 +74,7 @@ func TestClusterCutOff(t *testing.T) {
 			}
 		}
 	}
-	agree(cut, "", http.StatusServiceUnavailable, "no news from the API server")
+	agree(cut, "", http.StatusServiceUnavailable, `"ready":false`)
 	c.cutOff(cut, false)
 	agree(cut, second, http.StatusOK, secretOf(second))
 	agree(cut, first, http.StatusBadGateway, "not found")
@@ -84,7 +84,7 @@ func TestClusterCutOff(t *testing.T) {
 
 func (c *cluster) create(by *replica) (id string) {
 	c.t.Helper()
-	made, err := by.rest.Create(c.t.Context(), restclient.NewSandbox{TemplateID: "base", Timeout: 600})
+	made, err := by.rest.Create(c.t.Context(), client.CreateOptions{TemplateID: "base", Timeout: 10 * time.Minute})
 	if err != nil {
 		c.t.Fatalf("create: %v", err)
 	}

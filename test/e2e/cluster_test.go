@@ -27,9 +27,9 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	sdk "github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
@@ -54,7 +54,7 @@ type replica struct {
 	n    int
 	env  []string
 	addr string // of its HTTP, host:port
-	rest *restclient.Client
+	rest *sdk.Client
 	cmd  *exec.Cmd // nil while it does not run
 	done chan error
 }
@@ -190,12 +190,12 @@ func (c *cluster) newReplica(n, of int) *replica {
 	r := &replica{c: c, n: n, addr: host + ":" + clusterPort}
 	r.env = append(os.Environ(),
 		"BARCHAN_ROLE=replica", "BARCHAN_NODE_NAME="+name, "BARCHAN_DATA_DIR="+filepath.Join(c.dir, name),
-		"BARCHAN_HTTP_ADDR="+r.addr, "BARCHAN_TLS_ADDR=", "BARCHAN_SSH_ADDR=", "BARCHAN_API_KUBECONFIG="+c.api.AdminKubeconfig(), "BARCHAN_TOKEN_SECRET="+secret,
+		"BARCHAN_HTTP_ADDR="+r.addr, "BARCHAN_TLS_ADDR=", "BARCHAN_SSH_ADDR=", "BARCHAN_METRICS_ADDR=", "BARCHAN_API_KUBECONFIG="+c.api.AdminKubeconfig(), "BARCHAN_TOKEN_SECRET="+secret,
 		"BARCHAN_PEER_ADDR="+host+":"+gossipPort, "BARCHAN_PEER_SEEDS="+strings.Join(seeds, ","), "BARCHAN_PEER_DIR="+filepath.Join(c.dir, "peers"),
 		"BARCHAN_API_URL=", "BARCHAN_API_KEY=",
 	)
 	var err error
-	r.rest, err = restclient.New(restclient.Config{
+	r.rest, err = sdk.New(sdk.Config{
 		URL: "http://" + r.addr, Key: c.key, UserAgent: "test", HTTP: &http.Client{Timeout: eventually.Patience, Transport: &http.Transport{DisableKeepAlives: true}},
 	})
 	if err != nil {

@@ -22,10 +22,12 @@ import (
 
 // subject is what an operation acts on.
 type subject struct {
+	oldKey []byte // of Secrets
 	name   string // of the claim, and the idempotency key
 	id     string
 	nonce  string
 	served int
+	hook   *hookReceiver // of a webhook alone
 }
 
 var subjectNumber atomic.Int64

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"os"
 	"strconv"
 	"testing"
 
@@ -13,6 +14,11 @@ func TestFeatures(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
 	cert, key, roots := certificateFiles(t, s.dir)
+	for _, file := range []string{cert, key} {
+		if err := os.Chmod(file, 0o644); err != nil { //nolint:gosec // a server's process without root reads it
+			t.Fatal(err)
+		}
+	}
 	spans, address := startCollector(t)
 	s.set("BARCHAN_TLS_CERT", cert)
 	s.set("BARCHAN_TLS_KEY", key)
@@ -28,11 +34,18 @@ func TestFeatures(t *testing.T) {
 		"gateway":         func(t *testing.T, s *server) { testGateway(t, s, roots) },
 		"idle":            testIdle,
 		"parallel":        testParallel,
+		"Go client":       testGoClient,
+		"recipes":         testRecipes,
+		"disks":           testDisks,
 		"pod objects":     testPodObjects,
 		"init containers": testInitContainers,
+		"sidecars":        testSidecars,
 		"ssh":             testSSH,
+		"escapes":         testEscapes,
 		"runtime API":     testRuntimeAPI,
 		"network policy":  testNetworkPolicy,
+		"events":          testEvents,
+		"dashboard":       testDashboard,
 		"observability":   func(t *testing.T, s *server) { testObservability(t, s, spans) },
 	} {
 		t.Run(name, func(t *testing.T) { test(t, s.in(t)) })

@@ -29,6 +29,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/s3"
 )
 
 // witness is a program that cannot be mistaken for another: it serves a word that it made up at its
@@ -72,7 +73,7 @@ spec:
 ---
 `
 
-// preparedTemplate has init containers, and a volume of a Secret.
+// preparedTemplate has init containers, a sidecar, and a volume of a Secret.
 const preparedTemplate = `
 apiVersion: v1
 kind: Secret
@@ -97,6 +98,10 @@ spec:
         command: [python3, -c, %s]
         resources: {limits: {memory: 256Mi}}
         volumeMounts: [{name: work, mountPath: /work}]
+      - name: beside
+        image: ` + baseImage + `
+        command: [sleep, infinity]
+        resources: {limits: {memory: 128Mi}}
       volumes:
       - {name: work, emptyDir: {}}
       - {name: from, secret: {secretName: prepared}}
@@ -124,6 +129,7 @@ type fixture struct {
 	since   int64  // bytes of the log when that was written
 	key     string
 	objects client.Client
+	buckets *s3.Server // has the bucket crash
 	// running, paused and claimed are bystanders' IDs; claimed belongs to a SandboxClaim.
 	running, paused, claimed string
 	nonce                    map[string]string // by ID
@@ -150,6 +156,9 @@ func newFixtureOf(t *testing.T, bin string) *fixture {
 	s.bin = bin
 	s.set(failpoint.Variable, "@"+w.armed)
 	s.set("BARCHAN_STORE_AFTER", "50ms")
+	s.set("BARCHAN_WEBHOOK_ALLOW", "127.0.0.0/8")
+	w.buckets = s3.Start(t, "crash")
+	s.set("BARCHAN_VOLUME_ENDPOINTS", w.buckets.Address)
 	s.start()
 	s.must("image", "build", "base")
 	w.key, w.objects = s.localKey(), s.client()

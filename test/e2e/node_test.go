@@ -26,7 +26,7 @@ func (s *server) split() (front, node *server) {
 	if err := os.Chmod(node.dir, 0o711); err != nil { //nolint:gosec // what is in it has modes of its own
 		t.Fatal(err)
 	}
-	front = &server{t: t, dir: filepath.Join(node.dir, "front"), bin: filepath.Join(node.dir, "barchan"), http: node.http, tls: node.tls, process: &process{uid: nobody}}
+	front = &server{t: t, dir: filepath.Join(node.dir, "front"), bin: filepath.Join(node.dir, "barchan"), http: node.http, tls: node.tls, metrics: node.metrics, process: &process{uid: nobody}}
 	data, user := filepath.Join(front.dir, "d"), strconv.Itoa(nobody)
 	// The program is not written by this process: one that another test starts meanwhile would hold it open, as "text file busy".
 	for _, line := range []string{
@@ -43,8 +43,9 @@ func (s *server) split() (front, node *server) {
 	front.env = slices.Clone(node.env)
 	front.set("BARCHAN_DATA_DIR", data)
 	node.http = freeAddr(t)
+	node.metrics = node.http
 	for key, value := range map[string]string{
-		"ROLE": "node", "HTTP_ADDR": node.http, "API_KUBECONFIG": filepath.Join(data, "credentials", "node.kubeconfig"),
+		"ROLE": "node", "HTTP_ADDR": node.http, "METRICS_ADDR": "", "API_KUBECONFIG": filepath.Join(data, "credentials", "node.kubeconfig"),
 		"TOKEN_SECRET": filepath.Join(data, "credentials", "token-secret"), "NODE_SOCKET_GROUP": user,
 	} {
 		node.set("BARCHAN_"+key, value)

@@ -64,6 +64,11 @@ func startCollector(t *testing.T) (*traces, string) {
 func testObservability(t *testing.T, s *server, c *traces) {
 	id, _ := s.keep("base", "true")
 	t.Run("metrics", func(t *testing.T) {
+		page, err := os.ReadFile("../../docs/observability.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		documented := string(page)
 		var text string
 		for _, series := range []string{
 			`barchan_manager_operation_seconds_bucket{operation="claim",result="ok",le="0.00025"}`,
@@ -77,7 +82,7 @@ func testObservability(t *testing.T, s *server, c *traces) {
 			`barchan_build_info{version=`,
 		} {
 			eventually.NoError(t, "what was answered is counted", func() error {
-				if _, text = query(t, http.DefaultClient, "http://"+s.http+"/metrics", nil); !strings.Contains(text, "\n"+series) {
+				if _, text = query(t, http.DefaultClient, "http://"+s.metrics+"/metrics", nil); !strings.Contains(text, "\n"+series) {
 					return fmt.Errorf("/metrics has no %s", series)
 				}
 				return nil
@@ -90,13 +95,59 @@ func testObservability(t *testing.T, s *server, c *traces) {
 			if strings.Contains(line, id) {
 				t.Errorf("a series per sandbox: %s", line)
 			}
+			if name, ok := strings.CutPrefix(line, "# HELP barchan_"); ok && !strings.Contains(documented, "`barchan_"+strings.Fields(name)[0]+"`") {
+				t.Errorf("docs/observability.md lacks barchan_%s", name)
+			}
 		}
+	})
+	t.Run("what sandboxes use", func(t *testing.T) {
+		s := s.in(t)
+		type use struct {
+			SandboxID string
+			Metrics   struct{ MemUsed, MemTotal uint64 }
+		}
+		var used []use
+		s.read(&used, "top", "--once", "--sort", "memory", "-n", "1000")
+		i := slices.IndexFunc(used, func(u use) bool { return u.SandboxID == id })
+		if i < 0 || used[i].Metrics.MemUsed == 0 || used[i].Metrics.MemTotal < used[i].Metrics.MemUsed {
+			t.Errorf("top shows %+v, without %s or what it uses", used, id)
+		}
+		if out := s.data("top"); !strings.Contains(out, "MEMORY") || !strings.Contains(out, id) { // no terminal: once
+			t.Errorf("top shows\n%s", out)
+		}
+	})
+	t.Run("events as they happen", func(t *testing.T) {
+		s := s.in(t)
+		watch := s.command("events", id, "--watch", "--json")
+		defer func() { _ = watch.Process.Kill() }()
+		lines := json.NewDecoder(watch.out)
+		next := func(want string) {
+			t.Helper()
+			var e struct{ Type, SandboxID string }
+			if err := lines.Decode(&e); err != nil || e.Type != "sandbox.lifecycle."+want || e.SandboxID != id {
+				t.Fatalf("the next event is %+v, %v; want %s", e, err, want)
+			}
+		}
+		next("created")
+		s.must("pause", id)
+		next("paused")
+		s.must("resume", id)
+		next("resumed")
+		if err := watch.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		watch.ends(130, "")
 	})
 	t.Run("health and phases", func(t *testing.T) {
 		if resp, _ := query(t, http.DefaultClient, "http://"+s.http+"/healthz", nil); resp.StatusCode != http.StatusOK {
 			t.Errorf("/healthz = %s", resp.Status)
 		}
-		_, text := query(t, http.DefaultClient, "http://"+s.http+"/readyz", nil)
+		for path, want := range map[string]string{"/readyz": "{\"ready\":true}\n", "/metrics": "no such route"} { // the API tells no details
+			if _, text := query(t, http.DefaultClient, "http://"+s.http+path, nil); !strings.Contains(text, want) || strings.Contains(text, "barchan_") {
+				t.Errorf("%s of the API = %s, want %s", path, text, want)
+			}
+		}
+		_, text := query(t, http.DefaultClient, "http://"+s.metrics+"/readyz", nil)
 		var ready struct {
 			Ready  bool
 			Phase  string

@@ -165,7 +165,7 @@ type outside struct{ name, public, private string }
 func newOutside(t *testing.T) *outside {
 	t.Helper()
 	n := os.Getpid() % 60
-	w := &outside{name: fmt.Sprintf("bx%d", n), public: fmt.Sprintf("192.88.99.%d", 4*n+2), private: fmt.Sprintf("10.250.%d.2", n)}
+	w := &outside{name: fmt.Sprintf("bx%d", n), public: fmt.Sprintf("192.52.193.%d", 4*n+2), private: fmt.Sprintf("10.250.%d.2", n)}
 	program := filepath.Join(t.TempDir(), "hello")
 	if err := os.WriteFile(program, helloProgram(t), 0o755); err != nil { //nolint:gosec // it is run
 		t.Fatal(err)
@@ -186,14 +186,14 @@ func newOutside(t *testing.T) *outside {
 	for _, line := range []string{
 		"netns add " + w.name,
 		"link add " + w.name + "h type veth peer name eth0 netns " + w.name,
-		fmt.Sprintf("addr add 192.88.99.%d/30 dev %sh", 4*n+1, w.name),
+		fmt.Sprintf("addr add 192.52.193.%d/30 dev %sh", 4*n+1, w.name),
 		fmt.Sprintf("addr add 10.250.%d.1/30 dev %sh", n, w.name),
 		"link set " + w.name + "h up",
 		"-n " + w.name + " addr add " + w.public + "/30 dev eth0",
 		"-n " + w.name + " addr add " + w.private + "/30 dev eth0",
 		"-n " + w.name + " link set lo up",
 		"-n " + w.name + " link set eth0 up",
-		fmt.Sprintf("-n %s route add default via 192.88.99.%d", w.name, 4*n+1),
+		fmt.Sprintf("-n %s route add default via 192.52.193.%d", w.name, 4*n+1),
 	} {
 		if err := run(line); err != nil {
 			t.Fatal(err)
@@ -265,14 +265,14 @@ func testIsolation(t *testing.T, s, other *server, a, b string, w *outside) {
 	gateway = gateway[:strings.LastIndex(gateway, ".")] + ".1"
 	want := map[string]string{
 		w.public + ":8080":                         "yes",
-		w.private + ":8080":                        "no",  // private
-		w.private + ":53":                          "yes", // its resolver, at any address
-		w.public + ":53":                           "no",  // a resolver that is not its own
-		addressOf(s, neighbour) + ":8080":          "no",  // another sandbox
-		addressOf(other, b) + ":8080":              "no",  // another server's sandbox
-		addressOf(s, neighbour) + ":49983":         "no",  // another sandbox's agent
-		gateway + ":" + port:                       "no",  // the host, by its address on the bridge
-		strings.Split(s.http, ":")[0] + ":" + port: "no",  // loopback is the sandbox's own
+		w.private + ":8080":                        "no", // private
+		w.private + ":53":                          "no", // its resolver, which knows internal names
+		w.public + ":53":                           "no", // a resolver that is not its own
+		addressOf(s, neighbour) + ":8080":          "no", // another sandbox
+		addressOf(other, b) + ":8080":              "no", // another server's sandbox
+		addressOf(s, neighbour) + ":49983":         "no", // another sandbox's agent
+		gateway + ":" + port:                       "no", // the host, by its address on the bridge
+		strings.Split(s.http, ":")[0] + ":" + port: "no", // loopback is the sandbox's own
 	}
 	if ip := hostAddress(); ip != "" {
 		want[ip+":"+port] = "no" // the host, by its own address
@@ -299,7 +299,7 @@ func testIsolation(t *testing.T, s, other *server, a, b string, w *outside) {
 	if from := s.exec(a, "curl -s -m 60 http://"+w.public+":8080/ | head -c 5"); from != "proto" {
 		t.Errorf("a whole answer from outside: %q", from)
 	}
-	if out := s.exec(a, "cat /etc/resolv.conf"); out != "nameserver "+gateway+"\nnameserver "+w.private {
+	if out := s.exec(a, "cat /etc/resolv.conf"); out != "nameserver "+gateway {
 		t.Errorf("resolv.conf: %q", out)
 	}
 	// A sandbox that gives itself another's address gets nowhere with it.

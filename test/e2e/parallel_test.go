@@ -9,9 +9,10 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -52,24 +53,27 @@ func testParallel(t *testing.T, s *server) {
 
 // testQueue has creates wait for the quota of a namespace, which is 2.
 func testQueue(t *testing.T, s *server, key string) {
-	api, err := restclient.New(restclient.Config{URL: "http://" + s.http, Key: key, HTTP: http.DefaultClient})
+	api, err := client.New(client.Config{URL: "http://" + s.http, Key: key, HTTP: http.DefaultClient})
 	if err != nil {
 		t.Fatal(err)
 	}
-	create := func(queue int64) (string, error) {
-		made, err := api.Create(context.Background(), restclient.NewSandbox{TemplateID: "base", Timeout: 600, QueueTimeout: queue})
-		return made.SandboxID, err
+	create := func(queue time.Duration) (string, error) {
+		made, err := api.Create(context.Background(), client.CreateOptions{TemplateID: "base", Timeout: 10 * time.Minute, QueueTimeout: queue})
+		if err != nil {
+			return "", err
+		}
+		return made.SandboxID, nil
 	}
-	refused := func(queue int64, kind error, text string) error {
+	refused := func(queue time.Duration, kind error, text string) error {
 		if id, err := create(queue); !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
-			return fmt.Errorf("a create that may wait %d s: %q, %w", queue, id, err)
+			return fmt.Errorf("a create that may wait %s: %q, %w", queue, id, err)
 		}
 		return nil
 	}
 	held := []string{s.create(key, "base"), s.create(key, "base")}
 	if err := errors.Join(
-		refused(86401, errs.ErrInvalid, "Barchan-Queue-Timeout: want from 0 to 86400 seconds"),
-		refused(1, errs.ErrExhausted, "at most 2 sandboxes; 2 are running; waited 1s in the queue, and was number 1 of 1"),
+		refused(86401*time.Second, errs.ErrInvalid, "Barchan-Queue-Timeout: want from 0 to 86400 seconds"),
+		refused(time.Second, errs.ErrExhausted, "at most 2 sandboxes; 2 are running; waited 1s in the queue, and was number 1 of 1"),
 	); err != nil {
 		t.Error(err)
 	}
@@ -77,10 +81,10 @@ func testQueue(t *testing.T, s *server, key string) {
 	var id string
 	go func() {
 		var err error
-		id, err = create(60)
+		id, err = create(time.Minute)
 		waited <- err
 	}()
-	eventually.NoError(t, "a create waits", func() error { return refused(1, errs.ErrExhausted, "and was number 2 of 2") })
+	eventually.NoError(t, "a create waits", func() error { return refused(time.Second, errs.ErrExhausted, "and was number 2 of 2") })
 	s.call(key, http.MethodDelete, "/sandboxes/"+held[0], nil)
 	if err := <-waited; err != nil {
 		t.Fatalf("a create that waited for room: %v", err)

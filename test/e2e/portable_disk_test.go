@@ -58,7 +58,7 @@ func TestFullDiskWhileImporting(t *testing.T) {
 			defer func() { giveBack() }()
 			s.leavesNothing("a disk that fills", func() (string, error) {
 				return s.importHeldUp(file, kind, func() { giveBack = take(t, s.dir, 100<<20) })
-			}, noRoom)
+			}, noRoom, "are kept for what runs")
 			onlooker{s, b.id}.mustLive()
 			giveBack()
 			giveBack = func() {}
@@ -132,10 +132,10 @@ func (s *server) importHeldUp(file, kind string, meanwhile func()) (string, erro
 }
 
 // leavesNothing is refuses, and checks containerd's content too.
-func (s *server) leavesNothing(what string, give func() (string, error), reason string) {
+func (s *server) leavesNothing(what string, give func() (string, error), reasons ...string) {
 	s.t.Helper()
 	before := s.inContainerd()
-	s.refuses(what, give, reason)
+	s.refuses(what, give, reasons...)
 	s.untilInContainerd(before)
 	s.untilInOrder()
 }

@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"bytes"
+	"encoding/base64"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -51,6 +53,7 @@ func TestPrivateImages(t *testing.T) {
 			return strings.TrimSpace(s.mustKubectl("", "get", "secrets", "-l", barchan.LabelBuild, "-o", "name")) == ""
 		})
 	})
+	t.Run("barchan build", func(t *testing.T) { testPrivateBuild(t, s.in(t), host, private) })
 	t.Run("export", func(t *testing.T) { testImageExport(t, s.in(t), host) })
 	t.Run("prune", func(t *testing.T) { testPrune(t, s.in(t), private) })
 	if log, err := os.ReadFile(filepath.Join(s.dir, "log")); err != nil || bytes.Contains(log, []byte(registryPassword)) {
@@ -87,6 +90,29 @@ func testPullSecrets(t *testing.T, s *server, host, private string) {
 	}
 	s.mustKubectl("", "delete", "sandbox", "without", "with")
 	s.mustKubectl("", "delete", "sandbox", "foreign", "missing", "-n", "other")
+}
+
+// testPrivateBuild builds from private images with what `docker login` has left, which neither the template nor the log has.
+func testPrivateBuild(t *testing.T, s *server, host, private string) {
+	dir, config := t.TempDir(), t.TempDir()
+	auth := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(config, "config.json"), fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, host, auth), 0o600),
+		os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM "+private+" AS tools\nRUN echo staged > /staged\nFROM "+private+"\nCOPY --from=tools /staged /staged\n"), 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := s.try("build", "-t", "private-built", "--registry-auth", "none", dir); err == nil || strings.Contains(out, registryPassword) {
+		t.Errorf("without credentials: %v\n%s", err, out)
+	}
+	out, err := s.try("build", "-t", "private-built", "--registry-auth", config, dir)
+	if err != nil || strings.Contains(out, registryPassword) {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	if out := s.data("run", "--template", "private-built", "--", "sh", "-c", "cat /staged; env; grep -rl "+registryPassword+" /etc /root /home /.barchan 2>/dev/null; true"); !strings.HasPrefix(out, "staged") ||
+		strings.Contains(out, registryPassword) || strings.Contains(out, "/config.json") {
+		t.Errorf("the template has\n%s", out)
+	}
 }
 
 // privateStage builds a template with a file of a private image.

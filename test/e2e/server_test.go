@@ -122,13 +122,13 @@ func number(t testing.TB) int {
 
 // server is one barchan with all of its own.
 type server struct {
-	t    *testing.T
-	dir  string
-	env  []string
-	bin  string // the server's program
-	http string
-	tls  string
-	ssh  string
+	t            *testing.T
+	dir          string
+	env          []string
+	bin          string // the server's program
+	http         string
+	tls          string
+	ssh, metrics string
 	*process
 }
 
@@ -159,15 +159,18 @@ func newServer(t *testing.T) *server {
 	}
 	n := number(t)
 	tag := fmt.Sprintf("be%d", n)
-	s := &server{t: t, dir: dir, bin: programs.barchan, http: freeAddr(t), tls: freeAddr(t), ssh: freeAddr(t), process: &process{}}
+	s := &server{t: t, dir: dir, bin: programs.barchan, http: freeAddr(t), tls: freeAddr(t), ssh: freeAddr(t), metrics: freeAddr(t), process: &process{}}
 	s.env = append(os.Environ(),
-		"BARCHAN_DATA_DIR="+filepath.Join(dir, "d"), "BARCHAN_HTTP_ADDR="+s.http, "BARCHAN_TLS_ADDR="+s.tls, "BARCHAN_KUBE_ADDR="+freeAddr(t), "BARCHAN_SSH_ADDR="+s.ssh,
+		"BARCHAN_DATA_DIR="+filepath.Join(dir, "d"), "BARCHAN_HTTP_ADDR="+s.http, "BARCHAN_TLS_ADDR="+s.tls, "BARCHAN_KUBE_ADDR="+freeAddr(t), "BARCHAN_SSH_ADDR="+s.ssh, "BARCHAN_METRICS_ADDR="+s.metrics,
 		"BARCHAN_BRIDGE_NAME="+tag, fmt.Sprintf("BARCHAN_SUBNET=10.%d.%d.0/24", 100+n%100, n%250),
 		"BARCHAN_NETNS_PREFIX="+tag+"-", "BARCHAN_NFT_TABLE="+tag, "BARCHAN_CGROUP_PARENT=/"+tag, "BARCHAN_CONTAINERD_NAMESPACE="+tag,
 		"BARCHAN_API_URL=", "BARCHAN_API_KEY=",
 		"BARCHAN_POOL_SIZE=0",       // tests of pools make their own
 		"BARCHAN_RESERVE_DISK=64Mi", // others fill this disk too; see newServerOnDisk
 	)
+	if os.Getenv(privilegesVariable) == apart {
+		s.divide()
+	}
 	t.Cleanup(s.remove)
 	return s
 }
@@ -311,7 +314,7 @@ func (s *server) checkNothingLeft() {
 		"rules":      "nft list tables | grep -w " + tag,
 		"mounts":     "grep " + s.dir + "/ /proc/self/mounts",
 		"processes":  "pgrep -af [b]e-" + strings.TrimPrefix(s.dir, "/tmp/be-") + "/",
-		"cgroups":    "find /sys/fs/cgroup -type d -name " + tag,
+		"cgroups":    "find /sys/fs/cgroup -type d -name " + tag + " -o -type d -name " + tag + "-server",
 	} {
 		eventually.NoError(s.t, "no "+what+" are left behind", func() error { // a process may be on its way out
 			out, _ := exec.CommandContext(context.Background(), "sh", "-c", command).Output() // grep's 1 is what we hope for

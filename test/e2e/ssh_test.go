@@ -45,6 +45,7 @@ func testSSH(t *testing.T, s *server) {
 	}
 	for name, test := range map[string]func(*testing.T, *secureShell){
 		"exec": testSSHExec, "shell": testSSHShell, "files": testSSHFiles, "ports": testSSHPorts, "passwords": testSSHPasswords, "signals": testSSHSignals,
+		"git": testSSHGit, "editor": testSSHEditor,
 	} {
 		t.Run(name, func(t *testing.T) {
 			mine := *w
@@ -152,6 +153,8 @@ func testSSHShell(t *testing.T, w *secureShell) {
 		}
 		eventually.True(t, fmt.Sprintf("%q on the screen after %q", want, line), func() bool { return strings.Contains(screen.String(), want) })
 	}
+	// What is typed before the shell reads may be discarded with what its terminal had.
+	eventually.True(t, "a prompt", func() bool { return strings.Contains(screen.String(), "$ ") })
 	say("stty size", "33 100")
 	say("echo term=$TERM", "term="+os.Getenv("TERM"))
 	if err := pty.Setsize(tty, &pty.Winsize{Cols: 90, Rows: 20}); err != nil {

@@ -97,7 +97,37 @@ func testTenancy(t *testing.T, s *server) {
 	if out := s.must("key", "ls", "-A"); !strings.Contains(out, "team-a") || strings.Contains(out, ann) {
 		t.Errorf("key ls -A prints no namespace, or a whole key:\n%s", out)
 	}
+	testKeyScope(t, s, its)
 	testKeyEnds(t, s, bob)
+}
+
+// testKeyScope has a key use sandboxes and change no template, and finds both in the audit log.
+func testKeyScope(t *testing.T, s *server, its string) {
+	ci := s.newKey("ci", "--namespace", "team-a", "--scope", "use")
+	if got := s.listed(ci); !slices.Contains(got, its) {
+		t.Errorf("a key of scope use lists %v", got)
+	}
+	if status, body := s.call(ci, http.MethodPost, "/v3/templates", map[string]string{"name": "x"}); status != http.StatusForbidden || !strings.Contains(body, "needs manage") {
+		t.Errorf("POST /v3/templates with scope use = %d %s", status, body)
+	}
+	if status, body := s.call(ci, http.MethodPost, "/sandboxes/"+its+"/timeout", map[string]int{"timeout": 300}); status != http.StatusNoContent {
+		t.Errorf("POST timeout with scope use = %d %s", status, body)
+	}
+	if out := s.must("key", "ls", "--namespace", "team-a"); !strings.Contains(out, "use") {
+		t.Errorf("key ls has no scope:\n%s", out)
+	}
+	eventually.NoError(t, "the audit log has the actions", func() error {
+		out := s.must("audit", "--since", "10m", "--sandbox", its)
+		for _, want := range []string{"key ann", "key ci", "create sandboxes", "update sandboxes", "ok (204)"} {
+			if !strings.Contains(out, want) {
+				return fmt.Errorf("no %q in\n%s", want, out)
+			}
+		}
+		if strings.Contains(out, ci) {
+			t.Errorf("the audit log has a key:\n%s", out)
+		}
+		return nil
+	})
 }
 
 // testKeyEnds verifies that revoked and expired keys are rejected like unknown ones.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/nfs"
+	"github.com/barchan-dev/barchan/internal/testkit/s3"
 )
 
 // TestVolumes is what the unmodified SDK, the command line and kubectl do with volumes, before and after a restart of the server.
@@ -19,8 +21,13 @@ func TestVolumes(t *testing.T) {
 	}
 	s := newServer(t)
 	s.set("BARCHAN_STORE_AFTER", "100ms")
+	buckets := s3.Start(t, "models")
+	export := nfs.Start(t)
+	s.set("BARCHAN_VOLUME_ENDPOINTS", buckets.Address+","+export.Address)
 	s.start()
 	s.must("image", "build", "base")
+	t.Run("a bucket", func(t *testing.T) { testVolumeBucket(t, s.in(t), buckets) })
+	t.Run("an export", func(t *testing.T) { testVolumeExport(t, s.in(t), export) })
 	t.Run("the unmodified SDK", func(t *testing.T) { runSDK(t, "volumes.test.mjs", s.in(t).clientEnv()) })
 	var list []struct{ SandboxID string }
 	s.read(&list, "ls")
@@ -125,12 +132,14 @@ func testVolumeObjects(t *testing.T, s *server) {
 	}
 	volume, sandbox, _ := strings.Cut(fmt.Sprintf(volumeManifest, "early", "gvisor"), "---")
 	for manifest, field := range map[string]string{
-		strings.Replace(sandbox, "mountPath: /v", "mountPath: /v, subPath: x", 1):            "volumeMounts[0].subPath",
-		strings.Replace(volume, "capacity: 64Mi", "capacity: 64Mi, storageClassName: s3", 1): "spec.storageClassName",
-		strings.Replace(volume, "capacity: 64Mi", "capacity: 1Ki", 1):                        "spec.capacity",
-		strings.Replace(volume, "capacity: 64Mi", "displayName: other", 1):                   "spec.displayName",
-		strings.Replace(sandbox, "claimName: objects", "claimName: ../objects", 1):           "claimName",
-		strings.Replace(volume, "name: objects", "name: a.b", 1):                             "metadata.name",
+		strings.Replace(sandbox, "mountPath: /v", "mountPath: /v, subPath: x", 1):             "volumeMounts[0].subPath",
+		strings.Replace(volume, "capacity: 64Mi", "capacity: 64Mi, storageClassName: nfs", 1): "spec.nfs",
+		strings.Replace(volume, "capacity: 64Mi", "capacity: 64Mi, storageClassName: s3", 1):  "spec.s3",
+		strings.Replace(volume, "capacity: 64Mi", "readOnly: true", 1):                        "spec.readOnly",
+		strings.Replace(volume, "capacity: 64Mi", "capacity: 1Ki", 1):                         "spec.capacity",
+		strings.Replace(volume, "capacity: 64Mi", "displayName: other", 1):                    "spec.displayName",
+		strings.Replace(sandbox, "claimName: objects", "claimName: ../objects", 1):            "claimName",
+		strings.Replace(volume, "name: objects", "name: a.b", 1):                              "metadata.name",
 	} {
 		if out, err := s.kubectl(manifest, "apply", "-f", "-"); err == nil || !strings.Contains(out, field) {
 			t.Errorf("not refused by %s: %v\n%s", field, err, out)

@@ -1,6 +1,7 @@
 package v1beta1
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -270,4 +271,37 @@ type BarchanStatus struct {
 	// ExitCode of the template's entrypoint, once that has ended.
 	// +optional
 	ExitCode *int32 `json:"exitCode,omitempty"`
+	// Containers are the containers besides the first.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Containers []ContainerStatus `json:"containers,omitempty"`
+}
+
+// ContainerStatus is the state of a container besides the first of a sandbox.
+type ContainerStatus struct {
+	Name string `json:"name"`
+	// Image is the digest of the image that it runs.
+	// +optional
+	Image string `json:"image,omitempty"`
+	// Ready means that its program runs and its readiness probe succeeds.
+	Ready bool `json:"ready"`
+	// RestartCount counts the starts of its program after the first.
+	RestartCount int32 `json:"restartCount"`
+	// State is what its program does, and LastState how the run before ended.
+	// +optional
+	State corev1.ContainerState `json:"state,omitempty"`
+	// +optional
+	LastState corev1.ContainerState `json:"lastState,omitempty"`
+}
+
+// Reason is one word for the state: Running, or why it does not run.
+func (c *ContainerStatus) Reason() string {
+	switch {
+	case c.State.Waiting != nil:
+		return c.State.Waiting.Reason
+	case c.State.Terminated != nil:
+		return c.State.Terminated.Reason
+	}
+	return "Running"
 }

@@ -21,6 +21,11 @@ func (in BarchanStatus) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ContainerStatus) OpenAPIModelName() string {
+	return "io.x-k8s.agents.v1beta1.ContainerStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in EgressPolicy) OpenAPIModelName() string {
 	return "io.x-k8s.agents.v1beta1.EgressPolicy"
 }

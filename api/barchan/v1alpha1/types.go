@@ -249,6 +249,11 @@ type APIKeySpec struct {
 	// ExpiresAt ends the key. Unset: never.
 	// +optional
 	ExpiresAt *metav1.Time `json:"expiresAt,omitempty"`
+	// Scope is what the key's holder may do in the namespace: use its sandboxes, manage its templates, volumes and webhooks
+	// too, or admin, everything. Default: admin.
+	// +optional
+	// +kubebuilder:validation:Enum=use;manage;admin
+	Scope KeyScope `json:"scope,omitempty"`
 	// SSHKeys are public keys of the key's holder, in the form of a line of OpenSSH's authorized_keys without options:
 	// type, base64 and optionally a comment. They open sandboxes of the namespace over SSH, as long as this key is valid.
 	// +optional
@@ -258,17 +263,29 @@ type APIKeySpec struct {
 	SSHKeys []string `json:"sshKeys,omitempty"`
 }
 
+// APIKeyStatus is what the server notes of a key.
+type APIKeyStatus struct {
+	// LastUsedAt is when the key was used last, exact to an hour. Unset: never.
+	// +optional
+	LastUsedAt *metav1.Time `json:"lastUsedAt,omitempty"`
+}
+
 // APIKey lets its holder act in the namespace that it lies in.
 // +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Prefix",type=string,JSONPath=`.spec.prefix`
 // +kubebuilder:printcolumn:name="Description",type=string,JSONPath=`.spec.description`
+// +kubebuilder:printcolumn:name="Scope",type=string,JSONPath=`.spec.scope`
 // +kubebuilder:printcolumn:name="Expires",type=string,JSONPath=`.spec.expiresAt`
+// +kubebuilder:printcolumn:name="Last used",type=date,JSONPath=`.status.lastUsedAt`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type APIKey struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 	Spec              APIKeySpec `json:"spec"`
+	// +optional
+	Status APIKeyStatus `json:"status,omitempty"`
 }
 
 // APIKeyList is a list of keys.

@@ -61,6 +61,9 @@ func ValidateAPIKey(k *APIKey) (errs field.ErrorList) {
 	if utf8.RuneCountInString(k.Spec.Prefix) > maxPrefix {
 		errs = append(errs, field.TooLong(spec.Child("prefix"), "", maxPrefix))
 	}
+	if k.Spec.Scope != "" && !k.Spec.Scope.Known() {
+		errs = append(errs, field.NotSupported(spec.Child("scope"), k.Spec.Scope, KeyScopes()))
+	}
 	return append(errs, validateSSHKeys(spec.Child("sshKeys"), k.Spec.SSHKeys)...)
 }
 

@@ -21,6 +21,11 @@ func (in APIKeySpec) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in APIKeyStatus) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.APIKeyStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in BuildMount) OpenAPIModelName() string {
 	return "dev.barchan.v1alpha1.BuildMount"
 }
@@ -63,6 +68,16 @@ func (in CheckpointSpec) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in CheckpointStatus) OpenAPIModelName() string {
 	return "dev.barchan.v1alpha1.CheckpointStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NFSVolumeSource) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.NFSVolumeSource"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in S3VolumeSource) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.S3VolumeSource"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

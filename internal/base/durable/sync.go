@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -50,28 +49,4 @@ func SyncDirs(dirs ...string) error {
 		}
 	}
 	return nil
-}
-
-// Usage returns how many bytes the files of a tree take on disk; a file with several names counts
-// once.
-func Usage(dir string) (sum int64, err error) {
-	seen := map[uint64]bool{}
-	err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		var st unix.Stat_t
-		if err := unix.Lstat(path, &st); err != nil {
-			return err
-		}
-		if !seen[st.Ino] {
-			seen[st.Ino] = true
-			sum += st.Blocks * 512
-		}
-		return nil
-	})
-	if err != nil {
-		return 0, fmt.Errorf("measure files: %w", err)
-	}
-	return sum, nil
 }

@@ -33,9 +33,15 @@ var names = []string{
 	"checkpointobject/suspended", "checkpointobject/intended", "checkpointobject/captured", "checkpointobject/finished",
 	"checkpointobject/dropped", "checkpointobject/released",
 	"warmup/seeded", "warmup/checkpointed", "warmup/unseeded",
-	"volume/made", "volumeobject/status", "volume/uploaded", "volume/unlinked", "volume/removed", "volumeobject/released",
+	"volume/written", "volume/key", "volume/made", "volume/mounted", "volume/served", "volumeobject/status", "volume/uploaded", "volume/detached", "volume/unlinked", "volume/removed", "volumeobject/released",
 	"templatebuild/credentials", "templatebuild/status", "templatebuild/sandbox", "templatebuild/packed", "templatebuild/checkpoint", "templatebuild/template",
 	"tag/used", "tag/assigned", "tag/removed",
+
+	// A webhook is written; its receiver has answered and the cursor is not written; events are in the log.
+	"webhook/written", "webhook/delivered", "event/recorded",
+
+	// The key of Secrets: the file has both, all are written again, the file has the new one.
+	"secrets/key_added", "secrets/rewritten", "secrets/key_removed",
 
 	// The controller of sandboxes.
 	"sandbox/seen", "sandbox/driven", "sandbox/status", "sandbox/removed", "sandbox/released",
@@ -44,11 +50,17 @@ var names = []string{
 	"row/making", "row/live", "row/pausing", "row/paused", "row/resuming", "row/storing", "row/stored", "row/waking",
 	"row/restarting", "row/capturing", "row/ended", "row/removing", "row/gone",
 
+	// A part of the data directory has its new owner, and its new place.
+	"apart/owned", "apart/moved",
+
 	// A migration begins, and is done but not in the ledger.
 	"migrate/leases", "migrate/moved",
 
+	// The image of a disk has its name.
+	"disk/made",
+
 	// A step of the node is done.
-	"node/address", "node/network", "node/snapshot", "node/mount", "node/bundle", "node/record", "node/init_started", "node/init", "node/projected", "node/start", "node/agent", "node/hold",
+	"node/address", "node/network", "node/snapshot", "node/mount", "node/bundle", "node/sidecar_files", "node/record", "node/init_started", "node/init", "node/projected", "node/start", "node/agent", "node/sidecars", "node/hold",
 	"node/checkpoint", "node/flush", "node/keep", "node/stop", "node/unmount", "node/detach", "node/stored",
 	"node/restore", "node/running", "node/forgotten", "node/frozen", "node/thawed",
 	"node/bind_config", "node/bind_agent",
@@ -64,7 +76,7 @@ var names = []string{
 	"import/made", "import/writing", "import/base", "import/data", "import/ready", "import/noted",
 
 	// A step of the node is undone.
-	"undo/start", "undo/init", "undo/record", "undo/mount", "undo/bundle", "undo/snapshot", "undo/network", "undo/address",
+	"undo/start", "undo/init", "undo/sidecar_files", "undo/record", "undo/mount", "undo/bundle", "undo/snapshot", "undo/network", "undo/address",
 }
 
 // Names lists all points, in execution order. The caller owns the list.

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -22,6 +23,8 @@ const (
 	AnnotationTemplateName = "barchan.dev/template-name"
 	// AnnotationTemplateNamespace is that template's namespace.
 	AnnotationTemplateNamespace = "barchan.dev/template-namespace"
+	// AnnotationPending is "true" on a cold-started sandbox of the API until its create is complete.
+	AnnotationPending = "barchan.dev/idempotency-pending"
 	// AnnotationClaimedAt is when a sandbox got its owner, by a claim or at creation, as RFC 3339 with
 	// nanoseconds. It never changes.
 	AnnotationClaimedAt = "barchan.dev/claimed-at"
@@ -167,4 +170,19 @@ func Adopt(member *agents.Sandbox, owner *metav1.OwnerReference) *agents.Sandbox
 		s.Labels[agents.LabelClaimUID] = string(owner.UID)
 	}
 	return s
+}
+
+// StartedAt is when a sandbox last began to run, but not before its claim or resume. Objects keep seconds, in
+// which lists would have no order; the API's annotations have nanoseconds.
+func StartedAt(s *agents.Sandbox) time.Time {
+	at := s.CreationTimestamp.UTC()
+	if b := s.Status.Barchan; b != nil && b.StartedAt != nil {
+		at = b.StartedAt.UTC()
+	}
+	for _, name := range []string{AnnotationClaimedAt, AnnotationResumedAt} {
+		if exact := barchan.ExactTime(s, name); exact.After(at) {
+			at = exact
+		}
+	}
+	return at
 }

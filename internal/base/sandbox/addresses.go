@@ -10,7 +10,7 @@ type AddressRange struct {
 
 // NotPublic returns the ranges that sandboxes reach only if the operator allows them. IPv4: private,
 // link-local (with the metadata address of clouds), shared, documentation, multicast and reserved
-// ranges. IPv6: everything except global unicast, and the parts of that which embed other
+// ranges, and the addresses at which clouds serve their machines. IPv6: everything except global unicast, and the parts of that which embed other
 // addresses.
 func NotPublic() []AddressRange {
 	named := func(prefix, name string) AddressRange { return AddressRange{netip.MustParsePrefix(prefix), name} }
@@ -19,10 +19,12 @@ func NotPublic() []AddressRange {
 		named("10.0.0.0/8", "private ranges"),
 		named("100.64.0.0/10", "shared ranges"),
 		named("127.0.0.0/8", "loopback addresses"),
+		named("168.63.129.16/32", "platform addresses of clouds"), // Azure's wire server
 		named("169.254.0.0/16", "link-local and metadata addresses"),
 		named("172.16.0.0/12", "private ranges"),
 		named("192.0.0.0/24", "ranges for protocols"),
 		named("192.0.2.0/24", "ranges for documentation"),
+		named("192.88.99.0/24", "relays of 6to4"),
 		named("192.168.0.0/16", "private ranges"),
 		named("198.18.0.0/15", "ranges for measurements"),
 		named("198.51.100.0/24", "ranges for documentation"),

@@ -6,6 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
 // ErrInit is in the chain of the errors that InitFailed marks.
@@ -24,8 +26,42 @@ const (
 	ReasonInitError = "Init:Error"
 )
 
-// maxInit limits the init containers of a sandbox.
-const maxInit = 20
+// maxInit and maxContainers limit the containers of a sandbox.
+const (
+	maxInit       = 20
+	maxContainers = 10
+)
+
+// checkContainers reports what is wrong with the containers of a Pod. The first is the sandbox's own, which clients reach.
+func checkContainers(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
+	if n := len(spec.Containers); n > maxContainers {
+		return field.ErrorList{field.TooMany(at, n, maxContainers)}
+	}
+	names := map[string]bool{}
+	for i := range spec.Containers {
+		c, where := &spec.Containers[i], at.Index(i)
+		if len(spec.Containers) > 1 {
+			for _, problem := range validation.IsDNS1123Label(c.Name) {
+				errs = append(errs, field.Invalid(where.Child("name"), c.Name, problem))
+			}
+			if names[c.Name] {
+				errs = append(errs, field.Duplicate(where.Child("name"), c.Name))
+			}
+			names[c.Name] = true
+		}
+		for j, m := range c.VolumeMounts {
+			if _, shared := ClaimOf(spec, m.Name); shared && m.SubPath != "" {
+				// Its path could be replaced by a link while it is resolved.
+				errs = append(errs, unsupported(where.Child("volumeMounts").Index(j).Child("subPath"), "mount all of a volume that other sandboxes write"))
+			}
+		}
+		errs = append(errs, checkContainer(c, where)...)
+	}
+	if class := spec.RuntimeClassName; len(spec.Containers) > 1 && class != nil && *class == agents.RuntimeRunc {
+		errs = append(errs, field.Forbidden(at.Index(1), "class runc has one container in a sandbox; several need class gvisor, whose kernel they share"))
+	}
+	return errs
+}
 
 // checkInit reports what is wrong with the init containers of a Pod.
 func checkInit(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
@@ -65,6 +101,22 @@ func checkInitLimits(c *corev1.Container, spec *corev1.PodSpec, at *field.Path) 
 		if most, set := spec.Containers[0].Resources.Limits[name]; set && q.Cmp(most) > 0 {
 			errs = append(errs, field.Invalid(at.Key(string(name)), q.String(), "must be at most that of the sandbox's container, "+most.String()))
 		}
+	}
+	return errs
+}
+
+// CheckKept refuses what needs a checkpoint of a sandbox with several containers, of which there is none yet: a checkpoint has
+// the files of one container. barchan is the path of b.
+func CheckKept(spec *corev1.PodSpec, b *agents.BarchanSpec, barchan *field.Path) (errs field.ErrorList) {
+	if b == nil || len(spec.Containers) < 2 {
+		return nil
+	}
+	const why = "a checkpoint has the files of one container; leave it out with several"
+	if b.WarmUp != nil {
+		errs = append(errs, field.Forbidden(barchan.Child("warmUp"), why))
+	}
+	if b.Restore != nil {
+		errs = append(errs, field.Forbidden(barchan.Child("restore"), why))
 	}
 	return errs
 }

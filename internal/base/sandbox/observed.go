@@ -1,6 +1,8 @@
 package sandbox
 
 import (
+	"cmp"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -45,6 +47,8 @@ type Observed struct {
 	Probed bool
 	// EntrypointExit is the exit code of the template's entrypoint once it has exited.
 	EntrypointExit *int32
+	// Sidecars are the states of the sandbox's other containers; nil without any. What it points to never changes.
+	Sidecars *Sidecars
 	// Memory is where the memory of a paused sandbox is; empty without saved memory.
 	Memory agents.MemoryPlace
 	// Message is the reason if State is pending or exited or Probed false, what a paused sandbox has saved, and
@@ -58,3 +62,38 @@ type Observed struct {
 	// Service and ServiceFQDN name the Service of a sandbox in a cluster.
 	Service, ServiceFQDN string
 }
+
+// Sidecars are the states of a sandbox's containers besides the first.
+type Sidecars []agents.ContainerStatus
+
+// Unready returns which container is not ready and why; empty: all are. failed means that its program has ended, and is
+// not merely starting.
+func (s *Sidecars) Unready() (why string, failed bool) {
+	if s == nil {
+		return "", false
+	}
+	for _, c := range *s {
+		switch {
+		case c.Ready:
+		case c.State.Waiting != nil && (c.State.Waiting.Reason == ReasonCrashLoop || c.State.Waiting.Reason == ReasonUnknown):
+			return fmt.Sprintf("container %s: %s", c.Name, c.State.Waiting.Message), true
+		case c.State.Terminated != nil:
+			return fmt.Sprintf("container %s has ended with code %d", c.Name, c.State.Terminated.ExitCode), true
+		case c.State.Waiting != nil:
+			why = fmt.Sprintf("container %s: %s", c.Name, cmp.Or(c.State.Waiting.Message, c.State.Waiting.Reason))
+		default:
+			why = fmt.Sprintf("container %s: its probes have not succeeded yet", c.Name)
+		}
+	}
+	return why, false
+}
+
+// ReasonCrashLoop is kubelet's reason of a container that waits for its next start.
+const ReasonCrashLoop = "CrashLoopBackOff"
+
+// ReasonUnknown is kubelet's reason of a container whose state cannot be read: here, its agent does not answer.
+const ReasonUnknown = "ContainerStatusUnknown"
+
+// ReasonContainers is the reason of condition Ready of a sandbox whose first container runs, and another one's program has
+// failed. Kubernetes has the same.
+const ReasonContainers = "ContainersNotReady"

@@ -40,7 +40,7 @@ func PhaseOf(s *agents.Sandbox) Phase {
 		return Resuming
 	case toSuspend && Started(s):
 		return Pausing
-	case Ready(s), EntrypointFailed(s):
+	case Ready(s), EntrypointFailed(s), sidecarFailed(s):
 		return Running
 	case Started(s) || (s.Status.Barchan != nil && s.Status.Barchan.Phase == string(Starting)):
 		return Starting
@@ -58,6 +58,12 @@ func Ready(s *agents.Sandbox) bool {
 // not restarted. Its agent answers, and commands can be run in it.
 func EntrypointFailed(s *agents.Sandbox) bool {
 	_, failed := unreadyFor(s, agents.ReasonPodFailed)
+	return failed && !finished(s)
+}
+
+// sidecarFailed reports whether the sandbox is not ready because the program of another container than the first has failed.
+func sidecarFailed(s *agents.Sandbox) bool {
+	_, failed := unreadyFor(s, ReasonContainers)
 	return failed && !finished(s)
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -26,8 +27,8 @@ const reserved = "/.barchan"
 // CheckRunnable reports the parts of a Pod specification that a single node cannot honour, so that it
 // is rejected at once and never partly applied. No errors means that all of it is honoured.
 //
-// Honoured: one container, and init containers before it, with image, command, args, env and envFrom (see package podsource), workingDir,
-// limits and requests of CPU and memory, exec, httpGet and tcpSocket probes, volumes of emptyDir, configMap,
+// Honoured: containers, and init containers before them, with image, command, args, env and envFrom (see package podsource), workingDir,
+// limits and requests of CPU and memory, limits of ephemeral storage, exec, httpGet and tcpSocket probes, volumes of emptyDir, configMap,
 // secret, projected and downwardAPI, Volumes by persistentVolumeClaim, volume claims, all with subPath and readOnly,
 // runtimeClassName gvisor or runc, the user, group,
 // escalation, capabilities and read-only root of a security context, hostname, hostAliases,
@@ -42,9 +43,6 @@ const reserved = "/.barchan"
 // linux, overhead, and seccomp and AppArmor profiles named RuntimeDefault or Unconfined (the
 // node's own is always in force).
 func CheckRunnable(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
-	for i := 1; i < len(spec.Containers); i++ {
-		errs = append(errs, field.Forbidden(at.Child("containers").Index(i), "a sandbox on one machine has exactly one container"))
-	}
 	errs = append(errs, checkInit(spec, at.Child("initContainers"))...)
 	if len(spec.EphemeralContainers) > 0 {
 		errs = append(errs, unsupported(at.Child("ephemeralContainers"), "run commands in the sandbox instead"))
@@ -55,13 +53,7 @@ func CheckRunnable(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) 
 	if len(spec.Containers) == 0 {
 		return append(errs, field.Required(at.Child("containers"), "name one container"))
 	}
-	for i, m := range spec.Containers[0].VolumeMounts {
-		if _, shared := ClaimOf(spec, m.Name); shared && m.SubPath != "" {
-			// Its path could be replaced by a link while it is resolved.
-			errs = append(errs, unsupported(at.Child("containers").Index(0).Child("volumeMounts").Index(i).Child("subPath"), "mount all of a volume that other sandboxes write"))
-		}
-	}
-	return append(errs, checkContainer(&spec.Containers[0], at.Child("containers").Index(0))...)
+	return append(errs, checkContainers(spec, at.Child("containers"))...)
 }
 
 func unsupported(at *field.Path, advice string) *field.Error {
@@ -81,7 +73,7 @@ func checkHost(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
 		errs = append(errs, unsupported(at.Child("hostUsers"), "leave it unset; gVisor separates users on its own"))
 	}
 	if spec.ShareProcessNamespace != nil && *spec.ShareProcessNamespace {
-		errs = append(errs, unsupported(at.Child("shareProcessNamespace"), "there is only one container"))
+		errs = append(errs, unsupported(at.Child("shareProcessNamespace"), "containers share the network and volumes, not their processes"))
 	}
 	slices.SortFunc(errs, func(a, b *field.Error) int { return strings.Compare(a.Field, b.Field) })
 	return errs
@@ -218,9 +210,10 @@ func checkResources(r corev1.ResourceRequirements, at *field.Path) (errs field.E
 		for name, q := range list {
 			where := at.Child(kind).Key(string(name))
 			switch {
-			case name == corev1.ResourceEphemeralStorage && kind == "requests":
+			case name == corev1.ResourceEphemeralStorage:
+				errs = append(errs, checkDisk(q, kind, where)...)
 			case name != corev1.ResourceCPU && name != corev1.ResourceMemory:
-				errs = append(errs, unsupported(where, "only cpu and memory can be bounded"))
+				errs = append(errs, unsupported(where, "only cpu, memory and ephemeral-storage can be bounded"))
 			case q.Sign() <= 0:
 				errs = append(errs, field.Invalid(where, q.String(), "must be positive"))
 			case kind == "limits" && name == corev1.ResourceMemory && q.Value() < MinMemory:
@@ -234,8 +227,21 @@ func checkResources(r corev1.ResourceRequirements, at *field.Path) (errs field.E
 	return errs
 }
 
+func checkDisk(q resource.Quantity, kind string, at *field.Path) (errs field.ErrorList) {
+	if kind == "limits" && (q.Value() < MinDisk || q.Value() > MaxDisk) {
+		errs = append(errs, field.Invalid(at, q.String(), "must be from 16Mi to 8Ti"))
+	}
+	return errs
+}
+
 // MinMemory is the least limit of memory in bytes: below it, no runtime starts.
 const MinMemory = 64 << 20
+
+// MinDisk and MaxDisk bound the limit of ephemeral storage, in bytes.
+const (
+	MinDisk = 16 << 20
+	MaxDisk = 8 << 40
+)
 
 func checkMount(m corev1.VolumeMount, at *field.Path) (errs field.ErrorList) {
 	switch target := path.Clean(m.MountPath); {
@@ -283,7 +289,7 @@ func checkVolumes(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
 		case v.EmptyDir.Medium != corev1.StorageMediumDefault && v.EmptyDir.Medium != corev1.StorageMediumMemory:
 			errs = append(errs, field.NotSupported(where.Child("emptyDir", "medium"), v.EmptyDir.Medium, []corev1.StorageMedium{"", corev1.StorageMediumMemory}))
 		case v.EmptyDir.SizeLimit != nil && v.EmptyDir.Medium != corev1.StorageMediumMemory:
-			errs = append(errs, unsupported(where.Child("emptyDir", "sizeLimit"), "only medium Memory can be bounded"))
+			errs = append(errs, unsupported(where.Child("emptyDir", "sizeLimit"), "limits.ephemeral-storage of the container bounds all of them; or use medium Memory"))
 		case v.EmptyDir.SizeLimit != nil && v.EmptyDir.SizeLimit.Sign() <= 0:
 			errs = append(errs, field.Invalid(where.Child("emptyDir", "sizeLimit"), v.EmptyDir.SizeLimit.String(), "must be positive"))
 		}

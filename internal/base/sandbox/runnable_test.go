@@ -71,8 +71,14 @@ func TestCheckRunnableRefusesByName(t *testing.T) {
 	size := resource.MustParse("1Gi")
 	bidirectional := corev1.MountPropagationBidirectional
 	for at, change := range map[string]func(*corev1.PodSpec, *corev1.Container){
-		"containers":    func(p *corev1.PodSpec, _ *corev1.Container) { p.Containers = nil },
-		"containers[1]": func(p *corev1.PodSpec, _ *corev1.Container) { p.Containers = append(p.Containers, corev1.Container{}) },
+		"containers": func(p *corev1.PodSpec, _ *corev1.Container) { p.Containers = nil },
+		"containers[1].image": func(p *corev1.PodSpec, _ *corev1.Container) {
+			p.Containers = append(p.Containers, corev1.Container{Name: "b"})
+		},
+		"containers[1].name": func(p *corev1.PodSpec, _ *corev1.Container) { p.Containers = append(p.Containers, p.Containers[0]) },
+		"containers[1]": func(p *corev1.PodSpec, _ *corev1.Container) {
+			p.Containers, p.RuntimeClassName = append(p.Containers, corev1.Container{Name: "b", Image: "img"}), new("runc")
+		},
 		"initContainers[0].name": func(p *corev1.PodSpec, _ *corev1.Container) {
 			p.InitContainers = []corev1.Container{{Name: "main", Image: "img"}}
 		},

@@ -1,11 +1,14 @@
 package telemetry
 
 import (
+	"context"
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // MetricsNamespace is the prefix of every Barchan metric.
@@ -55,6 +58,19 @@ func DurationOpts(subsystem, name, help string) prometheus.HistogramOpts {
 // metrics of the others.
 func MetricsHandler(gatherers ...prometheus.Gatherer) http.Handler {
 	return promhttp.HandlerFor(prometheus.Gatherers(gatherers), promhttp.HandlerOpts{
-		ErrorHandling: promhttp.ContinueOnError,
+		ErrorHandling:     promhttp.ContinueOnError,
+		EnableOpenMetrics: true, // has the exemplars
 	})
+}
+
+// ObserveSince observes the seconds since start, with the trace of ctx as exemplar where there is one that is kept.
+func ObserveSince(ctx context.Context, to prometheus.Observer, start time.Time) {
+	seconds := time.Since(start).Seconds()
+	if span := trace.SpanContextFromContext(ctx); span.IsSampled() {
+		if e, ok := to.(prometheus.ExemplarObserver); ok {
+			e.ObserveWithExemplar(seconds, prometheus.Labels{"trace_id": span.TraceID().String()})
+			return
+		}
+	}
+	to.Observe(seconds)
 }

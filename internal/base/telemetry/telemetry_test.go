@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	coltrace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/grpc"
 
@@ -182,5 +184,27 @@ func TestTracingRefuses(t *testing.T) {
 				t.Error("NewTracing = nil, want an error")
 			}
 		})
+	}
+}
+
+// TestExemplars: the histogram has the trace of a request that is traced, and of no other.
+func TestExemplars(t *testing.T) {
+	for _, sampled := range []bool{true, false} {
+		r := prometheus.NewRegistry()
+		h := prometheus.NewHistogram(telemetry.DurationOpts("x", "y", "Help."))
+		r.MustRegister(h)
+		id := trace.TraceID{1, 2, 3}
+		ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
+			TraceID: id, SpanID: trace.SpanID{4}, TraceFlags: trace.TraceFlags(0).WithSampled(sampled),
+		}))
+		telemetry.ObserveSince(ctx, h, time.Now().Add(-time.Second))
+		req := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
+		req.Header.Set("Accept", "application/openmetrics-text; version=1.0.0")
+		w := httptest.NewRecorder()
+		telemetry.MetricsHandler(r).ServeHTTP(w, req)
+		text := w.Body.String()
+		if !strings.Contains(text, "barchan_x_y_seconds_count 1\n") || strings.Contains(text, `# {trace_id="`+id.String()+`"}`) != sampled {
+			t.Errorf("sampled %v: %s", sampled, text)
+		}
 	}
 }

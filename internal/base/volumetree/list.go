@@ -3,6 +3,7 @@ package volumetree
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -173,11 +174,16 @@ func statAt(fd int, name string) (*syscall.Stat_t, error) {
 	}, nil
 }
 
-// openAt opens a directory in another, and no symbolic link to one.
+// openAt opens a directory in another, and no symbolic link to one, nor what is mounted there: a removal must not reach into it.
 func openAt(fd int, name string) (*os.File, error) {
 	sub, err := unix.Openat(fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
+	}
+	var above, below unix.Stat_t
+	if err := errors.Join(unix.Fstat(fd, &above), unix.Fstat(sub, &below)); err != nil || above.Dev != below.Dev {
+		_ = unix.Close(sub)
+		return nil, errors.Join(err, fmt.Errorf("%s is mounted: %w", name, unix.EXDEV))
 	}
 	return os.NewFile(uintptr(sub), name), nil
 }

@@ -30,6 +30,9 @@ const (
 	maxName  = 255
 )
 
+// UploadPrefix begins the names of files that are being written. Volumefs neither shows nor uploads them.
+const UploadPrefix = ".barchan-upload-"
+
 // Modes of what is made without one. Any user of a sandbox may write it: a volume's sandboxes share no users.
 const (
 	FileMode = 0o666

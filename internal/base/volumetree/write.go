@@ -138,7 +138,7 @@ func (t *Tree) absent(shown, below string) error {
 
 // upload writes a body to a file that no sandbox sees, and makes it durable.
 func (t *Tree) upload(body io.Reader, a Attributes) (name string, err error) {
-	f, err := os.CreateTemp(t.uploads, "upload-")
+	f, err := os.CreateTemp(t.uploads, UploadPrefix)
 	if err != nil {
 		return "", errs.Retryable(fmt.Errorf("make file of upload: %w", err))
 	}
@@ -171,7 +171,7 @@ func RemoveUploads(dir string) error {
 		return fmt.Errorf("list uploads of volume: %w", err)
 	}
 	for _, f := range list {
-		if strings.HasPrefix(f.Name(), "upload-") {
+		if strings.HasPrefix(strings.TrimPrefix(f.Name(), ".barchan-"), "upload-") { // both, as earlier versions had no dot
 			if err := os.Remove(filepath.Join(dir, f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("remove upload of volume: %w", err)
 			}

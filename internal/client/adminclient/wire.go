@@ -98,7 +98,8 @@ type Component struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
 	State   string `json:"state"`          // one word, such as running
-	Path    string `json:"path,omitempty"` // program or socket
+	Path    string `json:"path,omitempty"` // program, socket or directory
+	PID     int    `json:"pid,omitempty"`
 }
 
 // Check is one finding of a doctor.

@@ -19,8 +19,8 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/barchan-dev/barchan/client/template"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -31,10 +31,10 @@ type builds struct {
 	t *testing.T
 
 	mu        sync.Mutex // one request at a time; tests read the rest between them
-	requested restclient.NewBuild
-	started   *restclient.BuildStart
+	requested template.Options
+	started   *template.Spec
 	uploads   map[string][]byte // by hash
-	log       []restclient.BuildLogEntry
+	log       []template.LogEntry
 	polls     int
 
 	cached int  // that many steps first
@@ -43,7 +43,7 @@ type builds struct {
 	// canceled: it was asked for, and not refused, which refuses has it do.
 	canceled, refuses bool
 	gone              int // that many reads of the status fail
-	reason            *restclient.BuildReason
+	reason            *template.Reason
 }
 
 func (b *builds) serve(w http.ResponseWriter, r *http.Request) bool {
@@ -71,7 +71,7 @@ func (b *builds) serve(w http.ResponseWriter, r *http.Request) bool {
 		hash := strings.TrimPrefix(r.URL.Path, "/templates/t1/files/")
 		_, present := b.uploads[hash]
 		w.WriteHeader(http.StatusCreated)
-		_ = json.NewEncoder(w).Encode(restclient.BuildFiles{
+		_ = json.NewEncoder(w).Encode(template.Files{
 			Present: present, URL: "http://" + r.Host + "/templates/uploads/" + hash, Headers: map[string]string{"X-Signed": "yes", "content-length": "1"},
 		})
 	case r.Method+" "+r.URL.Path == "POST /v2/templates/t1/builds/"+buildID:
@@ -93,12 +93,12 @@ func (b *builds) serve(w http.ResponseWriter, r *http.Request) bool {
 }
 
 func (b *builds) start(r *http.Request) {
-	b.started, b.log = &restclient.BuildStart{}, nil
+	b.started, b.log = &template.Spec{}, nil
 	if err := json.NewDecoder(r.Body).Decode(b.started); err != nil {
 		b.t.Error(err)
 	}
 	say := func(step, level, message string) {
-		b.log = append(b.log, restclient.BuildLogEntry{Step: step, Level: level, Message: message})
+		b.log = append(b.log, template.LogEntry{Step: step, Level: level, Message: message})
 	}
 	say("base", "info", "from image "+b.started.FromImage)
 	for i, step := range b.started.Steps {
@@ -114,7 +114,7 @@ func (b *builds) start(r *http.Request) {
 			say(n, "debug", "hidden")
 		}
 		if i+1 == b.fails {
-			b.reason = &restclient.BuildReason{Step: n, Message: "failed to run command '" + step.Args[0] + "': command failed: exit status 3"}
+			b.reason = &template.Reason{Step: n, Message: "failed to run command '" + step.Args[0] + "': command failed: exit status 3"}
 			say(n, "error", b.reason.Message)
 			return
 		}
@@ -133,13 +133,13 @@ func (b *builds) status(w http.ResponseWriter, r *http.Request) {
 		b.t.Errorf("status: %s, %v", r.URL, err)
 	}
 	entries := b.log[min(offset, len(b.log)):min(offset+3, len(b.log))]
-	s := restclient.BuildStatus{Status: "building", LogEntries: entries}
+	s := template.Status{Status: "building", LogEntries: entries}
 	switch {
 	case b.stays:
 	case b.reason != nil:
-		s.Status, s.Reason = restclient.BuildError, b.reason
+		s.Status, s.Reason = template.StatusError, b.reason
 	default:
-		s.Status = restclient.BuildReady
+		s.Status = template.StatusReady
 	}
 	_ = json.NewEncoder(w).Encode(s)
 }
@@ -150,6 +150,7 @@ func newBuilds(t *testing.T, files map[string]string) (*server, *builds, string)
 	s := newServer(t, nil)
 	s.builds = &builds{t: t, uploads: map[string][]byte{}}
 	dir := t.TempDir()
+	t.Setenv("DOCKER_CONFIG", t.TempDir()) // not that of this machine's user
 	for name, content := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
 			t.Fatal(err)
@@ -175,7 +176,7 @@ func TestBuild(t *testing.T) {
 	if got.stdout != "t1\n" || strings.Contains(got.stderr, "hidden") {
 		t.Errorf("%+v", got)
 	}
-	if b.requested != (restclient.NewBuild{Name: "web", CPUCount: 2, MemoryMB: 1024}) {
+	if b.requested != (template.Options{Name: "web", CPUCount: 2, MemoryMB: 1024}) {
 		t.Errorf("requested %+v", b.requested)
 	}
 	start := b.started
@@ -208,9 +209,9 @@ func TestBuildStages(t *testing.T) {
 	if strings.Contains(got.stdout+got.stderr, "s3cr3t") {
 		t.Errorf("a secret is printed: %+v", got)
 	}
-	b.reason = &restclient.BuildReason{Step: "one/3", Message: "failed to run command '" + start.Stages[0].Steps[2].Args[0] + "': command failed: exit status 3"}
+	b.reason = &template.Reason{Step: "one/3", Message: "failed to run command '" + start.Stages[0].Steps[2].Args[0] + "': command failed: exit status 3"}
 	s.run(file, args...).want(t, 1, "", "barchan: Dockerfile:2: step one 3 of 3, RUN x: command failed: exit status 3\n")
-	b.reason = &restclient.BuildReason{Step: "one/base", Message: "no such image"}
+	b.reason = &template.Reason{Step: "one/base", Message: "no such image"}
 	s.run(file, args...).want(t, 1, "", "barchan: Dockerfile:1: FROM a: no such image\n")
 
 	b.started = nil
@@ -300,9 +301,9 @@ func TestBuildFails(t *testing.T) {
 		out.Failure.Text != "RUN echo it" || out.Failure.Message != "command failed: exit status 3" {
 		t.Errorf("%+v: %+v, %v", got, out, err)
 	}
-	b.fails, b.reason = 0, &restclient.BuildReason{Step: "base", Message: "no such image"}
+	b.fails, b.reason = 0, &template.Reason{Step: "base", Message: "no such image"}
 	s.run("", args...).want(t, 1, "", "barchan: "+dir+"/Dockerfile:2: FROM python:3: no such image\n")
-	b.reason = &restclient.BuildReason{Step: "finalize", Message: "it ended"}
+	b.reason = &template.Reason{Step: "finalize", Message: "it ended"}
 	s.run("", args...).want(t, 1, "", "barchan: "+dir+"/Dockerfile: start of python /app/app.py: it ended\n")
 
 	b.started = nil
@@ -381,5 +382,37 @@ func TestBuildOnTerminal(t *testing.T) {
 	if code != 0 || !strings.Contains(out.String(), "\x1b[32m[4/6] RUN echo it\x1b[0m") || !strings.Contains(out.String(), "\x1b[33m  careful\x1b[0m") ||
 		!strings.Contains(out.String(), "COPY app.py secret* /app/\r\n") {
 		t.Errorf("%d: %q", code, out.String())
+	}
+}
+
+func TestBuildCredentials(t *testing.T) { //nolint:gocyclo // one story
+	s, b, dir := newBuilds(t, map[string]string{"Dockerfile": "FROM r.test:5000/tools:1 AS tools\nRUN it\nFROM debian AS public\nRUN it\nFROM r.test:5000/app\nCOPY --from=tools /a /a\nCOPY --from=public /b /b\n"})
+	config := t.TempDir()
+	write := func(text string) {
+		if err := os.WriteFile(filepath.Join(config, "config.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(`{"auths":{"r.test:5000":{"auth":"bWU6c2VzYW1l"},"other.test":{"auth":"eDp5"}}}`) // me:sesame
+	t.Setenv("DOCKER_CONFIG", config)
+	got := s.run("", "build", "-t", "web", dir)
+	start := b.started
+	want := template.Registry{Type: "registry", Username: "me", Password: "sesame"}
+	if got.code != 0 || start.Registry == nil || *start.Registry != want || len(start.Stages) != 2 || start.Stages[0].Registry == nil || *start.Stages[0].Registry != want || start.Stages[1].Registry != nil {
+		t.Errorf("%+v, started %+v", got, start)
+	}
+	if !strings.Contains(got.stderr, "note: images of r.test:5000 are pulled with the credentials of Docker's configuration\n") || strings.Contains(got.stderr+got.stdout, "sesame") {
+		t.Errorf("printed %q", got.stderr)
+	}
+	if s.run("", "build", "-t", "web", "--registry-auth", "none", dir); b.started.Registry != nil || b.started.Stages[0].Registry != nil {
+		t.Errorf("none: %+v", b.started)
+	}
+	write(`{"auths":{"r.test:5000":{"identitytoken":"sesame"}}}`)
+	if got := s.run("", "build", "-t", "web", dir); got.code != 1 || !strings.Contains(got.stderr, "are a token") || strings.Contains(got.stderr, "sesame") {
+		t.Errorf("a token: %+v", got)
+	}
+	write(`{`)
+	if got := s.run("", "build", "-t", "web", "--registry-auth", config, dir); got.code != 1 || !strings.Contains(got.stderr, "read Docker's configuration in "+config) {
+		t.Errorf("no JSON: %+v", got)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/cli/artifact"
 	"github.com/barchan-dev/barchan/internal/client/cli/build"
 	"github.com/barchan-dev/barchan/internal/client/cli/cluster"
+	"github.com/barchan-dev/barchan/internal/client/cli/events"
 	"github.com/barchan-dev/barchan/internal/client/cli/files"
 	"github.com/barchan-dev/barchan/internal/client/cli/mcp"
 	"github.com/barchan-dev/barchan/internal/client/cli/ports"
@@ -110,12 +111,12 @@ func root(a *app.App) *cobra.Command {
 	p.StringVar(&a.Kubeconfig, "kubeconfig", "", "kubeconfig (default $BARCHAN_KUBECONFIG, then the data directory's)")
 	a.RootFlags = config.AddFlags(p, func(key string) bool { return key == "dataDir" })
 	root.AddCommand(
-		admin.UpCommand(a), admin.DownCommand(a), admin.StatusCommand(a), admin.EnvCommand(a),
-		sandboxes.RunCommand(a), sandboxes.ExecCommand(a), sandboxes.LsCommand(a), sandboxes.ShowCommand(a), sandboxes.LogsCommand(a), files.CpCommand(a),
+		admin.UpCommand(a), admin.DownCommand(a), admin.StatusCommand(a), admin.EnvCommand(a), admin.UICommand(a),
+		sandboxes.RunCommand(a), sandboxes.ExecCommand(a), sandboxes.LsCommand(a), sandboxes.TopCommand(a), sandboxes.ShowCommand(a), sandboxes.LogsCommand(a), files.CpCommand(a),
 		sandboxes.KillCommand(a), sandboxes.PauseCommand(a), sandboxes.ResumeCommand(a), artifact.SnapshotCommand(a), sandboxes.ForkCommand(a), ports.PortCommand(a), ports.ListCommand(a),
 		ssh.Command(a), ssh.ConfigCommand(a), ssh.KeyCommand(a), ssh.ProxyCommand(a),
-		build.Command(a), resources.KeyCommand(a), resources.ApplyCommand(a), resources.TemplateCommand(a), resources.PoolCommand(a), artifact.CheckpointCommand(a), artifact.ImageCommand(a), artifact.VolumeCommand(a), mcp.Command(a),
-		admin.NetCommand(a), admin.PeersCommand(a), admin.DoctorCommand(a), admin.ConfigCommand(a), cluster.Command(a), versionCommand(a),
+		build.Command(a), resources.KeyCommand(a), resources.QuotaCommand(a), resources.ApplyCommand(a), resources.TemplateCommand(a), resources.PoolCommand(a), artifact.CheckpointCommand(a), artifact.ImageCommand(a), artifact.VolumeCommand(a), events.Command(a), events.WebhookCommand(a), mcp.Command(a),
+		admin.NetCommand(a), admin.PeersCommand(a), admin.DoctorCommand(a), admin.AuditCommand(a), admin.SecretsCommand(a), admin.ConfigCommand(a), cluster.Command(a), versionCommand(a),
 	)
 	app.CheckArguments(root)
 	completer{a}.complete(root)

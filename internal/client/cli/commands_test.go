@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -151,7 +151,7 @@ func TestRun(t *testing.T) {
 	s.run("", "run", "--", "sh", "-c", "echo out; echo err >&2; exit 3").want(t, 3, "out\n", "err\n")
 	s.run("", "run", "-e", "A=b c", "-w", "/", "--timeout", "90s", "--metadata", "k=v", "--", "sh", "-c", `echo "$A" $PWD`).want(t, 0, "b c /\n", "")
 	n := s.created[len(s.created)-1]
-	if n.Timeout != 90 || n.Metadata["k"] != "v" || n.TemplateID != "base" {
+	if n.Timeout != 90*time.Second || n.Metadata["k"] != "v" || n.TemplateID != "base" {
 		t.Errorf("created %+v", n)
 	}
 	if len(s.sandboxes) != 0 {
@@ -307,7 +307,7 @@ func TestLogs(t *testing.T) {
 	s := newServer(t, nil)
 	s.add(id1, "running", nil)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	s.logs = []restclient.LogEntry{{Timestamp: at, Message: "one", Level: "info"}, {Timestamp: at, Message: "one", Level: "info"}, {Timestamp: at.Add(time.Second), Message: "two"}}
+	s.logs = []client.LogEntry{{Timestamp: at, Message: "one", Level: "info"}, {Timestamp: at, Message: "one", Level: "info"}, {Timestamp: at.Add(time.Second), Message: "two"}}
 	if r := s.run("", "logs", "iaaa"); r.stdout != "one\none\ntwo\n" {
 		t.Errorf("%q", r.stdout)
 	}
@@ -326,7 +326,7 @@ func TestLogs(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mu.Lock()
-	s.logs = append(s.logs, restclient.LogEntry{Timestamp: at.Add(time.Second), Message: "three"})
+	s.logs = append(s.logs, client.LogEntry{Timestamp: at.Add(time.Second), Message: "three"})
 	s.mu.Unlock()
 	next := make([]byte, len("three\n"))
 	if _, err := io.ReadFull(r, next); err != nil || string(next) != "three\n" {

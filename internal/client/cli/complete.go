@@ -12,10 +12,10 @@ import (
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/client/cli/admin"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/files"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/config"
 )
 
@@ -119,7 +119,7 @@ func (a completer) sandboxChoices(ctx context.Context, _ *cobra.Command) ([]stri
 	if err != nil {
 		return nil, err
 	}
-	list, err := t.REST.List(ctx, restclient.ListOptions{States: app.AnyState()})
+	list, err := t.REST.List(ctx, client.ListOptions{States: app.AnyState()})
 	var out []string
 	for _, s := range list {
 		if s.Name != "" {
@@ -135,7 +135,7 @@ func (a completer) snapshotChoices(ctx context.Context, _ *cobra.Command) ([]str
 	if err != nil {
 		return nil, err
 	}
-	list, err := t.REST.Snapshots(ctx, restclient.SnapshotListOptions{})
+	list, err := t.REST.Snapshots(ctx, client.SnapshotsOptions{})
 	var out []string
 	seen := map[string]bool{}
 	for _, s := range list { // the newest first

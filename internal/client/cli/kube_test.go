@@ -397,7 +397,7 @@ func (s *server) testKey(t *testing.T) {
 		t.Errorf("key %q", text)
 	}
 	list := s.run("", "key", "ls", "-n", "team-a")
-	list.want(t, 0, "   ci     "+text[:10]+"…   47h", "")
+	list.want(t, 0, "   ci     "+text[:10]+"…   admin   47h", "")
 	list.want(t, 0, "for CI\n", "")
 	var kept []struct {
 		Spec struct {

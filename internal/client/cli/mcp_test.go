@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
@@ -83,7 +84,7 @@ func TestMCPSession(t *testing.T) {
 	}
 	p.must("create_sandbox", map[string]any{"env": map[string]string{"A": "b"}, "allow_hosts": []string{"pypi.org"}}, &made)
 	s.mu.Lock()
-	if n := s.created[len(s.created)-1]; n.Timeout != 420 || n.EnvVars["A"] != "b" || n.Network == nil || !slices.Equal(n.Network.DenyOut, []string{"0.0.0.0/0"}) {
+	if n := s.created[len(s.created)-1]; n.Timeout != 7*time.Minute || n.EnvVars["A"] != "b" || n.Network == nil || !slices.Equal(n.Network.DenyOut, []string{"0.0.0.0/0"}) {
 		t.Errorf("created by %+v", n)
 	}
 	s.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // exactly runs a command whose whole output must be stdout.
@@ -153,7 +153,7 @@ func TestE2BVariables(t *testing.T) {
 	var keys []string
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		keys = append(keys, r.Header.Get("X-API-Key"))
-		_ = json.NewEncoder(w).Encode([]restclient.Listed{{SandboxID: id2}})
+		_ = json.NewEncoder(w).Encode([]client.SandboxInfo{{SandboxID: id2}})
 	}))
 	t.Cleanup(other.Close)
 	const local, remote = id1 + "\n", id2 + "\n"

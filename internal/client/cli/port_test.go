@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/signedurl"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // TestSignedPort: the URL that is printed has the signature that the gateway requires, for the time
@@ -23,7 +23,7 @@ func TestSignedPort(t *testing.T) {
 	s.mu.Lock()
 	s.trafficToken = "the token"
 	for _, d := range s.sandboxes {
-		d.Network = &restclient.Network{AllowPublicTraffic: &private}
+		d.Network = &client.Network{AllowPublicTraffic: &private}
 	}
 	s.mu.Unlock()
 	began := time.Now().Truncate(time.Second)

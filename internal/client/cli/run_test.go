@@ -17,7 +17,7 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -299,7 +299,7 @@ func TestHostileNames(t *testing.T) {
 	const evil = "a\x1b[2J\x1b]0;x\x07\r\nrunning\u202e\u009b1m"
 	s := newServer(t, startAgent(t))
 	s.add(id1, "running", map[string]string{evil: evil})
-	s.snapshots = []restclient.Snapshot{{SnapshotID: id2, Names: []string{evil}, TemplateID: evil}}
+	s.snapshots = []client.Snapshot{{SnapshotID: id2, Names: []string{evil}, TemplateID: evil}}
 	for _, args := range [][]string{
 		{"ls"},
 		{"show", id1},

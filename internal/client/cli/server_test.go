@@ -21,12 +21,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/adminapi"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
@@ -101,10 +101,10 @@ type server struct {
 	status adminclient.Status
 
 	mu        sync.Mutex
-	sandboxes map[string]*restclient.Detail
+	sandboxes map[string]*client.SandboxDetail
 	order     []string
-	created   []restclient.NewSandbox
-	snapshots []restclient.Snapshot
+	created   []client.CreateOptions
+	snapshots []client.Snapshot
 	// templates knows templates besides base; nil: there are none.
 	templates func(name string) bool
 	bodies    []string        // of pauses, connects, snapshots and forks
@@ -113,7 +113,7 @@ type server struct {
 	tar       []byte // the last that was imported; +checklocks:mu
 	leases    []adminclient.Lease
 	repairs   []adminclient.Repair
-	logs      []restclient.LogEntry
+	logs      []client.LogEntry
 	// trafficToken is that of all sandboxes; empty: their traffic is public.
 	trafficToken string
 	staged       []string // files below /tmp that were sent to the agent; +checklocks:mu
@@ -126,7 +126,7 @@ type server struct {
 
 func newServer(t *testing.T, agent *url.URL) *server {
 	t.Helper()
-	s := &server{t: t, agent: agent, sandboxes: map[string]*restclient.Detail{}}
+	s := &server{t: t, agent: agent, sandboxes: map[string]*client.SandboxDetail{}}
 	var err error
 	if s.dir, err = os.MkdirTemp("", "bcli"); err != nil { //nolint:usetesting // t.TempDir is too long for a socket
 		t.Fatal(err)
@@ -175,10 +175,10 @@ func (s *server) add(id, state string, metadata map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.order = append(s.order, id)
-	s.sandboxes[id] = &restclient.Detail{Listed: restclient.Listed{
+	s.sandboxes[id] = &client.SandboxDetail{SandboxInfo: client.SandboxInfo{
 		SandboxID: id, Name: "sb-" + id[len(id)-4:], TemplateID: "base", State: state, StartedAt: time.Now().Add(-90 * time.Minute),
 		EndAt: time.Now().Add(10*time.Minute + leeway), CPUCount: 1, MemoryMB: 512, Metadata: metadata,
-	}, Lifecycle: restclient.Lifecycle{OnTimeout: "kill"}}
+	}, Lifecycle: client.Lifecycle{OnTimeout: "kill"}}
 }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -219,20 +219,24 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPost {
-		var n restclient.NewSandbox
+		var n struct {
+			client.CreateOptions
+			Timeout int64 `json:"timeout"`
+		}
 		if err := json.NewDecoder(r.Body).Decode(&n); err != nil || (n.TemplateID != "base" && !s.hasSnapshot(n.TemplateID) && !s.hasTemplate(n.TemplateID)) {
 			refuse(w, http.StatusNotFound, fmt.Sprintf("template '%s' not found", n.TemplateID))
 			return
 		}
-		s.created = append(s.created, n)
+		n.CreateOptions.Timeout = time.Duration(n.Timeout) * time.Second
+		s.created = append(s.created, n.CreateOptions)
 		id := fmt.Sprintf("i%019d", len(s.created))
 		s.order = append(s.order, id)
-		s.sandboxes[id] = &restclient.Detail{Listed: restclient.Listed{SandboxID: id, TemplateID: "base", State: "running"}}
+		s.sandboxes[id] = &client.SandboxDetail{SandboxInfo: client.SandboxInfo{SandboxID: id, TemplateID: "base", State: "running"}}
 		w.WriteHeader(http.StatusCreated)
-		_ = json.NewEncoder(w).Encode(restclient.Sandbox{SandboxID: id, TemplateID: "base"})
+		_ = json.NewEncoder(w).Encode(client.Sandbox{SandboxID: id, TemplateID: "base"})
 		return
 	}
-	q, list := r.URL.Query(), []restclient.Listed{}
+	q, list := r.URL.Query(), []client.SandboxInfo{}
 	filter, _ := url.ParseQuery(q.Get("metadata"))
 	for _, id := range s.order {
 		d, ok := s.sandboxes[id]
@@ -244,7 +248,7 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 			match = match && d.Metadata[k] == v[0]
 		}
 		if name := q.Get("name"); match && (name == "" || name == d.Name) {
-			list = append(list, d.Listed)
+			list = append(list, d.SandboxInfo)
 		}
 	}
 	_ = json.NewEncoder(w).Encode(list)
@@ -252,7 +256,7 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 
 func (s *server) hasTemplate(name string) bool { return s.templates != nil && s.templates(name) }
 
-func (s *server) one(w http.ResponseWriter, r *http.Request, d *restclient.Detail, verb string) {
+func (s *server) one(w http.ResponseWriter, r *http.Request, d *client.SandboxDetail, verb string) {
 	if r.Method == http.MethodPost {
 		b, _ := io.ReadAll(r.Body)
 		s.bodies = append(s.bodies, verb+" "+string(b))
@@ -277,7 +281,7 @@ func (s *server) one(w http.ResponseWriter, r *http.Request, d *restclient.Detai
 		w.WriteHeader(http.StatusNoContent)
 	case "POST connect":
 		d.State = "running"
-		_ = json.NewEncoder(w).Encode(restclient.Sandbox{SandboxID: d.SandboxID, TrafficToken: s.trafficToken})
+		_ = json.NewEncoder(w).Encode(client.Sandbox{SandboxID: d.SandboxID, TrafficToken: s.trafficToken})
 	case "GET metrics":
 		fmt.Fprint(w, `[{"cpuUsedPct":12.4,"memUsed":1048576,"diskUsed":2048}]`)
 	case "GET logs":

@@ -15,21 +15,24 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 func (s *server) hasSnapshot(id string) bool {
-	return slices.ContainsFunc(s.snapshots, func(x restclient.Snapshot) bool { return x.SnapshotID == id })
+	return slices.ContainsFunc(s.snapshots, func(x client.Snapshot) bool { return x.SnapshotID == id })
 }
 
-func (s *server) snapshot(w http.ResponseWriter, r *http.Request, d *restclient.Detail) {
-	var n restclient.NewSnapshot
+func (s *server) snapshot(w http.ResponseWriter, r *http.Request, d *client.SandboxDetail) {
+	var n struct {
+		client.SnapshotOptions
+		TTL int64 `json:"ttl"`
+	}
 	if err := json.NewDecoder(r.Body).Decode(&n); err != nil || n.Name == "Bad" {
 		refuse(w, http.StatusBadRequest, "name: is bad")
 		return
 	}
-	x := restclient.Snapshot{
+	x := client.Snapshot{
 		SnapshotID: fmt.Sprintf("base:%d", len(s.snapshots)), SandboxID: d.SandboxID, TemplateID: "base", CreatedAt: time.Now().Add(-3 * time.Minute),
 		SizeBytes: 3 << 20, MemoryBytes: 1 << 20, Memory: n.Memory == nil,
 	}
@@ -50,15 +53,15 @@ func (s *server) snapshotList(w http.ResponseWriter, r *http.Request) {
 			refuse(w, http.StatusNotFound, fmt.Sprintf("snapshot '%s' not found", id))
 			return
 		}
-		s.snapshots = slices.DeleteFunc(s.snapshots, func(x restclient.Snapshot) bool { return x.SnapshotID == id })
+		s.snapshots = slices.DeleteFunc(s.snapshots, func(x client.Snapshot) bool { return x.SnapshotID == id })
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
 	if r.URL.Path == "/v2/templates" {
-		_ = json.NewEncoder(w).Encode([]restclient.Template{{TemplateID: "t0000000000000000001", Aliases: []string{"base"}}})
+		_ = json.NewEncoder(w).Encode([]client.Template{{TemplateID: "t0000000000000000001", Aliases: []string{"base"}}})
 		return
 	}
-	q, list := r.URL.Query(), []restclient.Snapshot{}
+	q, list := r.URL.Query(), []client.Snapshot{}
 	for _, x := range s.snapshots {
 		if strings.HasPrefix(x.SnapshotID, q.Get("name")) && strings.HasPrefix(x.SandboxID, q.Get("sandboxID")) {
 			list = append(list, x)
@@ -69,15 +72,15 @@ func (s *server) snapshotList(w http.ResponseWriter, r *http.Request) {
 
 // fork lets the second fork fail. It reports the last one first, and the others once that was printed.
 func (s *server) fork(w http.ResponseWriter, r *http.Request) {
-	var n restclient.NewFork
+	var n client.ForkOptions
 	if err := json.NewDecoder(r.Body).Decode(&n); err != nil {
 		refuse(w, http.StatusBadRequest, "bad")
 		return
 	}
-	all := make([]restclient.Forked, n.Count)
+	all := make([]client.Forked, n.Count)
 	for i := range all {
-		if all[i].Sandbox = (&restclient.Sandbox{SandboxID: fmt.Sprintf("i%019d", i), AgentToken: "a-secret"}); i == 1 {
-			all[i] = restclient.Forked{Error: &restclient.ForkError{Code: 429, Message: "quota of the namespace"}}
+		if all[i].Sandbox = (&client.Sandbox{SandboxID: fmt.Sprintf("i%019d", i), AgentToken: "a-secret"}); i == 1 {
+			all[i] = client.Forked{Error: &client.ForkError{Code: 429, Message: "quota of the namespace"}}
 		}
 	}
 	if r.URL.Query().Get("stream") != "true" {
@@ -89,7 +92,7 @@ func (s *server) fork(w http.ResponseWriter, r *http.Request) {
 	for i := n.Count - 1; i >= 0; i-- {
 		_ = json.NewEncoder(w).Encode(struct {
 			Index int `json:"index"`
-			restclient.Forked
+			client.Forked
 		}{i, all[i]})
 		_ = http.NewResponseController(w).Flush()
 		if s.printed != nil {
@@ -141,11 +144,11 @@ func TestFork(t *testing.T) {
 	s.run("", "fork", "iaaa").want(t, 0, "i0000000000000000000\n", "")
 	s.run("", "fork", "iaaa", "--count", "3", "--timeout", "90s", "--allow-secrets", "--metadata", "k=v").
 		want(t, 1, "i0000000000000000002\ni0000000000000000000\n", "barchan: fork 2: quota of the namespace\n")
-	if last := s.bodies[len(s.bodies)-1]; last != `fork {"count":3,"timeout":90,"metadata":{"k":"v"},"allowSecrets":true}` {
+	if last := s.bodies[len(s.bodies)-1]; last != `fork {"count":3,"metadata":{"k":"v"},"allowSecrets":true,"timeout":90}` {
 		t.Errorf("requested %s", last)
 	}
 	r := s.run("", "fork", "iaaa", "--count", "2", "--json")
-	var all []restclient.Forked
+	var all []client.Forked
 	if err := json.Unmarshal([]byte(r.stdout), &all); err != nil || r.code != 1 || len(all) != 2 || all[1].Error.Code != 429 || strings.Contains(r.stdout, "a-secret") {
 		t.Errorf("%+v, %v", r, err)
 	}

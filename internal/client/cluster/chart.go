@@ -129,6 +129,9 @@ func (f chartFiles) Glob(pattern string) map[string][]byte {
 	return found
 }
 
+// Get returns the text of a file, and nothing for one that is missing, for templates.
+func (f chartFiles) Get(name string) string { return string(f[name]) }
+
 // Render returns the objects of the chart for values, which may lack what has a default, without Helm's hooks. Definitions of kinds
 // come first. The error is an errs.ErrInvalid that names the value.
 //

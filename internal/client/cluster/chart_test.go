@@ -112,6 +112,9 @@ func TestRenderSwitches(t *testing.T) {
 		"peers":           {kind: "Service", name: "barchan-peers", want: true},
 		"no peers":        {give: Values{"replica": Values{"peers": false}}, kind: "Service", name: "barchan-peers"},
 		"monitoring":      {give: Values{"podMonitor": Values{"enabled": true}}, kind: "PodMonitor", name: "barchan", want: true},
+		"alerts":          {give: Values{"prometheusRule": Values{"enabled": true}}, kind: "PrometheusRule", name: "barchan", want: true},
+		"no alerts":       {kind: "PrometheusRule", name: "barchan"},
+		"Grafana":         {give: Values{"grafanaDashboard": Values{"enabled": true}}, kind: "ConfigMap", name: "barchan-dashboard", want: true},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -124,10 +127,10 @@ func TestRenderSwitches(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		list := render(t, Values{"replica": Values{"peers": on}})
 		c := deployment(t, list, "barchan-replica").Spec.Template.Spec.Containers[0]
-		if got := slices.Contains(c.Args, "--peer-seeds=barchan-peers:7701"); got != on || len(c.Ports) == 4 != on || (c.Env[0].Name == "POD_IP") != on {
+		if got := slices.Contains(c.Args, "--peer-seeds=barchan-peers:7701"); got != on || len(c.Ports) == 5 != on || (c.Env[0].Name == "POD_IP") != on {
 			t.Errorf("peers %v: arguments %q, ports %v, variables %v", on, c.Args, c.Ports, c.Env)
 		}
-		if c := deployment(t, list, "barchan-controller").Spec.Template.Spec.Containers[0]; len(c.Ports) != 1 {
+		if c := deployment(t, list, "barchan-controller").Spec.Template.Spec.Containers[0]; len(c.Ports) != 2 {
 			t.Errorf("ports %v of a controller", c.Ports)
 		}
 	}

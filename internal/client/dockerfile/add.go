@@ -1,12 +1,7 @@
 package dockerfile
 
 import (
-	"bytes"
-	"compress/bzip2"
-	"compress/gzip"
-	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"path"
 	"regexp"
@@ -15,7 +10,7 @@ import (
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 
-	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/client/template"
 )
 
 // remote matches what ADD would fetch, git those that are repositories.
@@ -59,11 +54,11 @@ func (t *translator) addFiles(c command, i *instructions.AddCommand) {
 func (t *translator) unpacked(what *copying) (archives []string, err error) {
 	var plain []string
 	for _, source := range what.SourcePaths {
-		found, err := t.files.match(source)
+		found, err := t.files.Match(source)
 		if err != nil {
 			return nil, err
 		}
-		packed, err := t.files.archives(found)
+		packed, err := t.files.Archives(found)
 		if err != nil {
 			return nil, err
 		}
@@ -93,10 +88,10 @@ func (t *translator) extract(c command, what *copying, file string) {
 		t.fault(c.line, "ADD: %v", err)
 		return
 	}
-	at, dest := path.Join(boundDir, path.Base(files.source)), t.absolute(what.DestPath)
+	at, dest := path.Join(boundDir, path.Base(files.Source)), t.absolute(what.DestPath)
 	script := fmt.Sprintf("mkdir -p %s && tar -xf %s -C %[1]s", quote(dest), quote(at))
-	step := Step{Type: StepRun, Args: []string{script, firstUser}, Line: c.line, Text: c.text}
-	mount := barchan.BuildMount{Type: barchan.MountBind, Target: at}
+	step := Step{Type: template.StepRun, Args: []string{script, firstUser}, Line: c.line, Text: c.text}
+	mount := template.Mount{Type: template.MountBind, Target: at}
 	t.bound(&step, &mount, 0, files)
 	step.Mounts = append(step.Mounts, mount)
 	t.add(step)
@@ -140,69 +135,5 @@ func (t *translator) download(c command, what *copying, u *url.URL, sum string) 
 	script := fmt.Sprintf(`set -e; mkdir -p %s; if command -v curl >/dev/null; then curl -fsSL -o %[2]s %[3]s; else wget -q -O %[2]s %[3]s; fi; `+
 		`echo %[4]s | sha256sum -c - >/dev/null || { echo "the file has another checksum:" >&2; sha256sum %[2]s >&2; exit 1; }; chown %[5]s %[2]s; chmod %[6]s %[2]s`,
 		quote(path.Dir(dest)), quote(dest), quote(what.SourcePaths[0]), quote(sum+"  "+dest), quote(owner(what.chown)), mode)
-	t.add(Step{Type: StepRun, Args: []string{t.exports() + quote("/bin/sh", "-c", script), firstUser}, Line: c.line, Text: c.text})
-}
-
-// archives returns those of some files that ADD unpacks.
-func (t *tree) archives(files []string) (packed []string, err error) {
-	for _, file := range files {
-		is, err := t.isArchive(file)
-		if err != nil {
-			return nil, err
-		}
-		if is {
-			packed = append(packed, file)
-		}
-	}
-	return packed, nil
-}
-
-// head is how much of a file says whether it is a tar.
-const head = 512
-
-// isArchive reports whether a file is a tar, maybe compressed. Of one that is packed by xz the name must say so.
-func (t *tree) isArchive(file string) (bool, error) {
-	target, err := t.resolve(file)
-	if err != nil {
-		return false, err
-	}
-	info, err := t.root.Lstat(target)
-	if err != nil || !info.Mode().IsRegular() {
-		return false, err
-	}
-	f, err := t.root.Open(target)
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = f.Close() }()
-	start, err := begin(f)
-	if err != nil {
-		return false, fmt.Errorf("read %s: %w", file, err)
-	}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		return false, err
-	}
-	switch {
-	case bytes.HasPrefix(start, []byte("\x1f\x8b")):
-		zip, err := gzip.NewReader(f)
-		if err != nil {
-			return false, nil // it is copied as it is
-		}
-		start, _ = begin(zip)
-	case bytes.HasPrefix(start, []byte("BZh")):
-		start, _ = begin(bzip2.NewReader(f))
-	case bytes.HasPrefix(start, []byte("\xfd7zXZ\x00")):
-		return strings.HasSuffix(file, ".tar.xz") || strings.HasSuffix(file, ".txz"), nil
-	}
-	return len(start) == head && string(start[257:262]) == "ustar", nil
-}
-
-// begin returns the beginning of a file.
-func begin(r io.Reader) ([]byte, error) {
-	b := make([]byte, head)
-	n, err := io.ReadFull(r, b)
-	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-		err = nil
-	}
-	return b[:n], err
+	t.add(Step{Type: template.StepRun, Args: []string{t.exports() + quote("/bin/sh", "-c", script), firstUser}, Line: c.line, Text: c.text})
 }

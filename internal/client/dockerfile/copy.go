@@ -8,9 +8,8 @@ import (
 	"strings"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
-	"github.com/moby/patternmatcher"
 
-	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/client/template"
 )
 
 // copying is a COPY or ADD.
@@ -60,7 +59,7 @@ func (t *translator) copyFiles(c command, what *copying) {
 	case files == nil:
 		t.note(c.line, "%s has no effect: no file matches %s", what.verb, strings.Join(what.SourcePaths, " "))
 	default:
-		t.add(Step{Type: StepCopy, Args: []string{files.source, files.dest, owner(what.chown), mode(what.chmod)}, Files: files, Line: c.line, Text: c.text})
+		t.add(Step{Type: template.StepCopy, Args: []string{files.Source, files.Dest, owner(what.chown), mode(what.chmod)}, Files: files, Line: c.line, Text: c.text})
 	}
 }
 
@@ -85,7 +84,7 @@ func (t *translator) copyStage(c command, what *copying, from string) {
 	if what.chown != "" {
 		args[2] = owner(what.chown)
 	}
-	t.add(Step{Type: StepCopy, Args: args, Line: c.line, Text: c.text, From: &barchan.StageFiles{
+	t.add(Step{Type: template.StepCopy, Args: args, Line: c.line, Text: c.text, From: &template.StageFiles{
 		Stage: stage, Paths: what.SourcePaths[1:], Exclude: what.exclude, Parents: what.parents,
 	}})
 }
@@ -131,41 +130,39 @@ func (t *translator) gather(what *copying) (*Files, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Files{root: t.opt.Context, dest: t.destination(what)}
-	p := packing{tree: t.files, entries: map[string]entry{}}
-	if p.exclude, err = patternmatcher.New(what.exclude); err != nil {
+	source, dest := ".", t.destination(what)
+	p, err := t.files.NewPacking(what.exclude)
+	if err != nil {
 		return nil, fmt.Errorf("--exclude: %w", err)
 	}
 	switch inline := what.SourceContents; {
 	case len(found)+len(inline) == 0:
 		return nil, nil
 	case len(found) == 1 && len(inline) == 0 && !what.parents:
-		f.source = found[0].file
-		if err := p.pack(found[0].file, found[0].file); err != nil {
+		source = found[0].file
+		if err := p.Pack(source, source); err != nil {
 			return nil, err
 		}
 	case len(found) == 0 && len(inline) == 1:
-		f.source = path.Base(inline[0].Path)
-		p.inline(inline[0])
+		source = path.Base(inline[0].Path)
+		p.Inline(source, inline[0].Data)
 	default:
-		f.source = "."
-		f.dest = strings.TrimSuffix(f.dest, "/") + "/"
+		dest = strings.TrimSuffix(dest, "/") + "/"
 		for _, m := range found {
 			if what.parents {
-				err = p.withParents(m)
+				err = p.WithParents(m.file, m.from)
 			} else {
-				err = p.flatten(m.file)
+				err = p.Flatten(m.file)
 			}
 			if err != nil {
 				return nil, err
 			}
 		}
 		for _, content := range inline {
-			p.inline(content)
+			p.Inline(path.Base(content.Path), content.Data)
 		}
 	}
-	f.entries = p.sorted()
-	return f, nil
+	return p.Files(source, dest), nil
 }
 
 // matched is a file that a source names. Its parents from that part of its path on are kept by --parents.
@@ -177,7 +174,7 @@ func (t *translator) matches(what *copying) (found []matched, err error) {
 		if above = path.Clean(above); !pivot {
 			above = "."
 		}
-		files, err := t.files.match(source)
+		files, err := t.files.Match(source)
 		if err != nil {
 			return nil, err
 		}
@@ -190,51 +187,4 @@ func (t *translator) matches(what *copying) (found []matched, err error) {
 		}
 	}
 	return found, nil
-}
-
-// withParents packs a source by its path, with the directories above it.
-func (p *packing) withParents(m matched) error {
-	above := strings.TrimSuffix(strings.TrimSuffix(m.file, m.from), "/")
-	for i, c := range m.from {
-		if c != '/' {
-			continue
-		}
-		target, err := p.resolve(path.Join(above, m.from[:i]))
-		if err != nil {
-			return err
-		}
-		info, err := p.root.Lstat(target)
-		if err != nil {
-			return err
-		}
-		if err := p.one(target, m.from[:i], info); err != nil {
-			return err
-		}
-	}
-	if m.from == "" {
-		m.from = "."
-	}
-	return p.pack(m.file, m.from)
-}
-
-// flatten packs a source as one of several.
-func (p *packing) flatten(file string) error {
-	target, err := p.resolve(file)
-	if err != nil {
-		return err
-	}
-	info, err := p.root.Lstat(target)
-	if err != nil {
-		return err
-	}
-	if info.IsDir() {
-		return p.pack(file, ".")
-	}
-	return p.pack(file, path.Base(file))
-}
-
-// inline packs a file that the Dockerfile has itself.
-func (p *packing) inline(content instructions.SourceContent) {
-	name := path.Base(content.Path)
-	p.entries[name] = entry{name: name, mode: 0o644, data: []byte(content.Data), size: int64(len(content.Data)), inline: true}
 }

@@ -14,17 +14,9 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
 
-	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/client/template"
 	"github.com/barchan-dev/barchan/internal/base/errs"
-)
-
-// Types of steps, as the E2B API names them.
-const (
-	StepRun     = "RUN"     // the command
-	StepCopy    = "COPY"    // source, destination, owner, octal mode
-	StepWorkdir = "WORKDIR" // the path
-	StepUser    = "USER"    // the name
-	StepEnv     = "ENV"     // names and values in turn
+	"github.com/barchan-dev/barchan/internal/client/dockerfile/buildcontext"
 )
 
 // What a build starts with and ends with unless the Dockerfile says otherwise, as in E2B's SDKs.
@@ -40,6 +32,9 @@ const (
 	maxSteps  = 256
 	maxStages = 32
 )
+
+// Files are those of one COPY.
+type Files = buildcontext.Files
 
 // Plan is a template build.
 type Plan struct {
@@ -71,14 +66,14 @@ type Source struct {
 type Step struct {
 	Type string
 	Args []string
-	// Files are those of a StepCopy from the context; nil for others.
+	// Files are those of a template.StepCopy from the context; nil for others.
 	Files *Files
-	// From has the files of a StepCopy from a stage.
-	From *barchan.StageFiles
-	// Mounts are those of a StepRun. Bound has the files of a Bind of the context by its index in Mounts; its FilesHash is to be set.
-	Mounts  []barchan.BuildMount
+	// From has the files of a template.StepCopy from a stage.
+	From *template.StageFiles
+	// Mounts are those of a template.StepRun. Bound has the files of a Bind of the context by its index in Mounts; its FilesHash is to be set.
+	Mounts  []template.Mount
 	Bound   map[int]*Files
-	Network barchan.BuildNetwork
+	Network string
 	// Line of the Dockerfile, from 1, and the instruction on one line. A step that no line asks for has the line of FROM.
 	Line int
 	Text string
@@ -109,7 +104,7 @@ func Parse(content []byte, opt Options) (*Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s%s: %w", opt.Name, position(err), withKind(err))
 	}
-	from, err := newTree(opt.Context, opt.Ignore)
+	from, err := buildcontext.New(opt.Context, opt.Ignore)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/barchan-dev/barchan/client/template"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
@@ -253,7 +254,7 @@ func TestFetch(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, part := range []string{"curl -fsSL -o /opt/x.bin", "https://e.example/a/x.bin?v=1", sum + "  /opt/x.bin", "chown app: /opt/x.bin", "chmod 0600 /opt/x.bin"} {
-		if s := p.Steps[2]; s.Type != StepRun || s.Args[1] != "root" || !strings.Contains(s.Args[0], part) {
+		if s := p.Steps[2]; s.Type != template.StepRun || s.Args[1] != "root" || !strings.Contains(s.Args[0], part) {
 			t.Errorf("%q has no %q", s.Args, part)
 		}
 	}
@@ -264,7 +265,7 @@ func TestFromTemplate(t *testing.T) {
 	if err != nil || p.From != (Source{Template: "base", Line: 1}) {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if s := p.Steps[2]; s.Line != 2 || s.Text != "RUN a" || s.Type != StepRun {
+	if s := p.Steps[2]; s.Line != 2 || s.Text != "RUN a" || s.Type != template.StepRun {
 		t.Errorf("step %+v", s)
 	}
 }
@@ -296,7 +297,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for i, s := range p.Steps {
-			if len(s.Args) == 0 || s.Line < 1 || (s.Type == StepCopy) != (s.Files != nil || s.From != nil) || s.Type == StepEnv && len(s.Args)%2 != 0 {
+			if len(s.Args) == 0 || s.Line < 1 || (s.Type == template.StepCopy) != (s.Files != nil || s.From != nil) || s.Type == template.StepEnv && len(s.Args)%2 != 0 {
 				t.Errorf("step %d: %s", i, fmt.Sprintf("%+v", s))
 			}
 		}

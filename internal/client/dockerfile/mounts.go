@@ -11,6 +11,7 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/client/template"
 )
 
 const (
@@ -23,7 +24,7 @@ func (t *translator) surround(step *Step, i *instructions.RunCommand) error {
 	switch network := instructions.GetNetwork(i); network {
 	case instructions.NetworkDefault:
 	case instructions.NetworkNone:
-		step.Network = barchan.NetworkNone
+		step.Network = template.NetworkNone
 	default:
 		return fmt.Errorf("--network=%s: a sandbox has a network of its own; leave it out, or use none", network)
 	}
@@ -43,7 +44,7 @@ func (t *translator) surround(step *Step, i *instructions.RunCommand) error {
 }
 
 func (t *translator) mount(step *Step, index int, m *instructions.Mount) error {
-	out := barchan.BuildMount{Target: m.Target}
+	out := template.Mount{Target: m.Target}
 	if m.Target != "" {
 		out.Target = t.absolute(m.Target)
 	}
@@ -56,15 +57,15 @@ func (t *translator) mount(step *Step, index int, m *instructions.Mount) error {
 		if m.From != "" || m.Source != "" {
 			return errors.New("from and source are not supported yet: a cache begins empty")
 		}
-		out.Type, out.ID = barchan.MountCache, m.CacheID
+		out.Type, out.ID = template.MountCache, m.CacheID
 		if m.CacheSharing != "" {
-			out.Sharing = barchan.CacheSharing(strings.ToUpper(string(m.CacheSharing[:1])) + string(m.CacheSharing[1:]))
+			out.Sharing = strings.ToUpper(string(m.CacheSharing[:1])) + string(m.CacheSharing[1:])
 		}
 		if m.ReadOnly {
 			return errors.New("readonly is not supported yet")
 		}
 	case instructions.MountTypeTmpfs:
-		out.Type, out.SizeBytes = barchan.MountTmpfs, m.SizeLimit
+		out.Type, out.SizeBytes = template.MountTmpfs, m.SizeLimit
 	case instructions.MountTypeSecret:
 		err = t.mountSecret(&out, m)
 	case instructions.MountTypeBind:
@@ -77,8 +78,8 @@ func (t *translator) mount(step *Step, index int, m *instructions.Mount) error {
 	return err
 }
 
-func (t *translator) mountSecret(out *barchan.BuildMount, m *instructions.Mount) error {
-	out.Type, out.ID, out.Required = barchan.MountSecret, m.CacheID, m.Required
+func (t *translator) mountSecret(out *template.Mount, m *instructions.Mount) error {
+	out.Type, out.ID, out.Required = template.MountSecret, m.CacheID, m.Required
 	if out.ID == "" {
 		out.ID = m.Source
 	}
@@ -108,8 +109,8 @@ func (t *translator) mountSecret(out *barchan.BuildMount, m *instructions.Mount)
 	return nil
 }
 
-func (t *translator) bind(step *Step, out *barchan.BuildMount, index int, m *instructions.Mount) (err error) {
-	out.Type = barchan.MountBind
+func (t *translator) bind(step *Step, out *template.Mount, index int, m *instructions.Mount) (err error) {
+	out.Type = template.MountBind
 	if m.From != "" {
 		out.Stage, err = t.stageNamed(m.From)
 		out.Source = path.Clean("/" + m.Source)
@@ -131,8 +132,8 @@ func (t *translator) bind(step *Step, out *barchan.BuildMount, index int, m *ins
 }
 
 // bound gives a mount files of the context.
-func (t *translator) bound(step *Step, out *barchan.BuildMount, index int, files *Files) {
-	out.Source = files.source
+func (t *translator) bound(step *Step, out *template.Mount, index int, files *Files) {
+	out.Source = files.Source
 	if step.Bound == nil {
 		step.Bound = map[int]*Files{}
 	}

@@ -11,12 +11,15 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
+
+	"github.com/barchan-dev/barchan/client/template"
+	"github.com/barchan-dev/barchan/internal/client/dockerfile/buildcontext"
 )
 
 // file is what the stages of a Dockerfile share.
 type file struct {
 	opt   Options
-	files *tree
+	files *buildcontext.Tree
 	lex   *shell.Lex
 	plan  *Plan
 	// faults are messages with their lines.
@@ -236,8 +239,8 @@ func (t *translator) begin(s *stage, image string, replaced bool) {
 		t.note(s.line, "FROM --platform has no effect: sandboxes have the platform of their server")
 	}
 	t.from.Line = s.line
-	t.preset(StepUser, firstUser)
-	t.preset(StepWorkdir, firstWorkdir)
+	t.preset(template.StepUser, firstUser)
+	t.preset(template.StepWorkdir, firstWorkdir)
 	t.workdir = firstWorkdir
 }
 
@@ -261,10 +264,10 @@ func (t *translator) preset(kind, value string) {
 // end adds the steps and commands of the end.
 func (t *translator) end() {
 	if !t.userSet {
-		t.preset(StepUser, lastUser)
+		t.preset(template.StepUser, lastUser)
 	}
 	if !t.workdirSet {
-		t.preset(StepWorkdir, lastWorkdir)
+		t.preset(template.StepWorkdir, lastWorkdir)
 	}
 	start := t.entrypoint
 	if !t.entrypointShell {
@@ -326,7 +329,7 @@ func (f *file) addStage(key, wish, title string, translate func() (Source, []Ste
 // essential returns the steps of a stage; none if they change no file, so that its image needs no shell.
 func (t *translator) essential() []Step {
 	if slices.ContainsFunc(t.steps, func(s Step) bool {
-		return s.Type == StepRun || s.Type == StepCopy || (s.Type == StepWorkdir && s.Text != StepWorkdir+" "+firstWorkdir)
+		return s.Type == template.StepRun || s.Type == template.StepCopy || (s.Type == template.StepWorkdir && s.Text != template.StepWorkdir+" "+firstWorkdir)
 	}) {
 		return t.steps
 	}

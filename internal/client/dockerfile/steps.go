@@ -11,6 +11,8 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
+
+	"github.com/barchan-dev/barchan/client/template"
 )
 
 // translator holds the state between the instructions of a stage, and of those that it is FROM.
@@ -107,7 +109,7 @@ func (t *translator) run(c command, i *instructions.RunCommand) {
 		return
 	}
 	words, err := t.runWords(i)
-	step := Step{Type: StepRun, Line: c.line, Text: c.text}
+	step := Step{Type: template.StepRun, Line: c.line, Text: c.text}
 	if err == nil {
 		err = t.surround(&step, i)
 	}
@@ -189,7 +191,7 @@ func (t *translator) setEnv(c command, i *instructions.EnvCommand) {
 		args = append(args, pair.Key, pair.Value)
 		t.env.set(pair.Key, pair.Value)
 	}
-	t.add(Step{Type: StepEnv, Args: args, Line: c.line, Text: c.text})
+	t.add(Step{Type: template.StepEnv, Args: args, Line: c.line, Text: c.text})
 }
 
 func (t *translator) setUser(c command, i *instructions.UserCommand) {
@@ -199,7 +201,7 @@ func (t *translator) setUser(c command, i *instructions.UserCommand) {
 		return
 	}
 	t.userSet = true
-	t.add(Step{Type: StepUser, Args: []string{user}, Line: c.line, Text: c.text})
+	t.add(Step{Type: template.StepUser, Args: []string{user}, Line: c.line, Text: c.text})
 }
 
 func (t *translator) setWorkdir(c command, i *instructions.WorkdirCommand) {
@@ -208,7 +210,7 @@ func (t *translator) setWorkdir(c command, i *instructions.WorkdirCommand) {
 		return
 	}
 	t.workdirSet, t.workdir = true, t.absolute(i.Path)
-	t.add(Step{Type: StepWorkdir, Args: []string{t.workdir}, Line: c.line, Text: c.text})
+	t.add(Step{Type: template.StepWorkdir, Args: []string{t.workdir}, Line: c.line, Text: c.text})
 }
 
 // absolute returns a path in the sandbox, which may be relative to the working directory.

@@ -110,7 +110,9 @@ func New(cfg Config) *Client {
 	if b.dial == nil {
 		b.dial = (&net.Dialer{Timeout: time.Second}).DialContext
 	}
-	b.transport = &http.Transport{DialContext: b.connect, DisableKeepAlives: true, DisableCompression: true}
+	b.transport = &http.Transport{
+		DialContext: b.connect, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: envd.MaxResponseHeader,
+	}
 	return b
 }
 
@@ -145,9 +147,12 @@ func (b *Client) Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, er
 	return agent.Metrics(ctx)
 }
 
-// Logs returns the log lines of a sandbox that are not older than since, oldest first.
-func (b *Client) Logs(ctx context.Context, s *agents.Sandbox, since time.Time) (lines []envd.LogLine, err error) {
+// Logs returns the log lines of a container, the first one if empty, that are not older than since, oldest first.
+func (b *Client) Logs(ctx context.Context, s *agents.Sandbox, container string, since time.Time) (lines []envd.LogLine, err error) {
 	agent, err := b.Agent(s)
+	if err == nil && container != "" {
+		agent, err = agent.Container(container)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -180,12 +185,9 @@ func (b *Client) agentAs(s *agents.Sandbox, to destination, user string) (*envd.
 		return nil, fmt.Errorf("sandbox %s has no address: %w", id, errs.ErrUnavailable)
 	}
 	return envd.NewClient(envd.ClientConfig{
-		HTTP: &http.Client{Transport: sender{b, to}, CheckRedirect: noRedirect}, BaseURL: agentURL(s), User: user, Token: func() string { return b.tokens.Agent(id) },
+		HTTP: &http.Client{Transport: sender{b, to}}, BaseURL: agentURL(s), User: user, Token: func() string { return b.tokens.Agent(id) },
 	})
 }
-
-// noRedirect keeps a program in a sandbox from choosing where requests go.
-func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 func agentURL(s *agents.Sandbox) string {
 	return "http://" + net.JoinHostPort(s.Status.PodIPs[0], strconv.Itoa(envd.Port))
@@ -412,7 +414,7 @@ func (b *Client) dialAgent(ctx context.Context, s *agents.Sandbox) (_ net.Conn, 
 	if err := errors.Join(conn.SetDeadline(until), req.Write(conn)); err != nil {
 		return nil, err
 	}
-	res, err := http.ReadResponse(bufio.NewReader(conn), req)
+	res, err := http.ReadResponse(bufio.NewReader(io.LimitReader(conn, envd.MaxResponseHeader)), req)
 	if err != nil {
 		return nil, err
 	}

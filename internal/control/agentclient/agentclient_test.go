@@ -209,7 +209,7 @@ func TestStrangerGetsNoToken(t *testing.T) {
 					return b.Bind(t.Context(), s, envd.InitRequest{EnvVars: map[string]string{"A": "secret"}})
 				}, at.started},
 				"start": {func() error { return b.Bind(t.Context(), s, envd.InitRequest{AccessToken: token}) }, at.begun},
-				"logs":  {func() error { _, err := b.Logs(t.Context(), s, time.Time{}); return err }, at.started},
+				"logs":  {func() error { _, err := b.Logs(t.Context(), s, "", time.Time{}); return err }, at.started},
 			} {
 				before := o.secrets.Load()
 				err := call.send()

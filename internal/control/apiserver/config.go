@@ -6,6 +6,7 @@ import (
 	"net"
 	"path/filepath"
 
+	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -28,6 +29,8 @@ type Config struct {
 	Keys KeyFunc
 	// Pods does the work of Pods, which are views of Sandboxes; nil: there are no Pods.
 	Pods pods.Runtime
+	// Audit records what clients from the network change; nil: nothing.
+	Audit *auditlog.Log
 	// Admission may be nil.
 	Admission registry.AdmissionFunc
 	// Gate receives the state of the storage. While it is closed, new objects are refused, but for

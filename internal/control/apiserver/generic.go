@@ -29,6 +29,7 @@ import (
 	restclient "k8s.io/client-go/rest"
 
 	barchanopenapi "github.com/barchan-dev/barchan/api/openapi"
+	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/gc"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/kinds"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/pods"
@@ -47,6 +48,7 @@ type engine struct {
 	server   *genericapiserver.GenericAPIServer
 	registry *registry.Registry
 	admitted registry.AdmissionFunc // the configured one; may be nil
+	audit    *auditlog.Log          // nil: nothing is recorded
 	remote   http.Handler           // for requests from the network
 	inside   http.Handler           // for those of the in-process transport
 }
@@ -59,7 +61,7 @@ func build(cfg *Config, options func(schema.GroupResource, runtime.Codec, bool) 
 	if err != nil {
 		return nil, err
 	}
-	e = &engine{admitted: cfg.Admission}
+	e = &engine{admitted: cfg.Admission, audit: cfg.Audit}
 	gc := e.genericConfig(sch, newAuthenticator(tokens, cfg.Keys))
 	e.server, err = gc.Complete().New("barchan", genericapiserver.NewEmptyDelegate())
 	if err != nil {
@@ -144,6 +146,9 @@ func (e *engine) buildChains(api http.Handler, c *genericapiserver.Config) http.
 
 	h := genericfilters.WithMaxInFlightLimit(authorized, c.MaxRequestsInFlight, c.MaxMutatingRequestsInFlight, c.LongRunningFunc)
 	h = impersonation.WithImpersonation(h, c.Authorization.Authorizer, c.Serializer)
+	if e.audit != nil {
+		h = genericapifilters.WithAudit(h, auditSink{e.audit}, auditPolicy{}, c.LongRunningFunc)
+	}
 	h = authenticated(h)
 	h = genericfilters.WithTimeoutForNonLongRunningRequests(h, c.LongRunningFunc)
 	e.remote = outer(deadline(h))

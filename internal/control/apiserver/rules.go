@@ -41,6 +41,8 @@ var (
 	read    = []string{"get", "list", "watch"}
 	write   = []string{"create", "update", "patch", "delete", "deletecollection"}
 	readAll = append(slices.Clone(read), write...)
+	// keeperVerbs are for what a node keeps, which is not its own to delete.
+	keeperVerbs = append(slices.Clone(read), "update", "patch")
 	// nodeVerbs are for what a node runs.
 	nodeVerbs = append(slices.Clone(read), "update", "patch", "delete")
 )
@@ -49,10 +51,12 @@ var (
 // namespace. They do not write status, which has addresses, nor warm pools, whose members
 // no quota counts. What the node may change of an object is less than the verbs say: see isNode.
 func rules() []rule {
-	known := []string{UserAdmin, UserController, UserNode, tenantGroup}
-	tenants := []string{tenantGroup}
+	admins := []string{groupOf(barchan.ScopeAdmin)}
+	managers := append([]string{groupOf(barchan.ScopeManage)}, admins...)
+	tenants := append([]string{groupOf(barchan.ScopeUse)}, managers...)
+	known := append([]string{UserAdmin, UserController, UserNode}, tenants...)
 	return []rule{
-		{users: []string{user.Anonymous, UserAdmin, UserController, UserNode, tenantGroup}, verbs: []string{"get", "head"}, paths: []string{
+		{users: append([]string{user.Anonymous}, known...), verbs: []string{"get", "head"}, paths: []string{
 			"/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*", "/version", "/version/",
 		}},
 		{users: known, verbs: []string{"get", "head"}, paths: []string{"/", "/api", "/api/*", "/apis", "/apis/*", "/openapi/*"}},
@@ -61,8 +65,15 @@ func rules() []rule {
 		{users: []string{UserAdmin}, verbs: []string{all}, paths: []string{all}},
 
 		{users: tenants, verbs: readAll, group: agents.GroupVersion.Group, resources: []string{"sandboxes"}},
-		{users: tenants, verbs: readAll, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates", "sandboxclaims"}},
-		{users: tenants, verbs: readAll, group: barchan.GroupVersion.Group, resources: []string{"checkpoints", "apikeys", "templatebuilds", "volumes"}},
+		{users: tenants, verbs: readAll, group: extensions.GroupVersion.Group, resources: []string{"sandboxclaims"}},
+		{users: tenants, verbs: read, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates"}},
+		{users: managers, verbs: write, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates"}},
+		{users: tenants, verbs: readAll, group: barchan.GroupVersion.Group, resources: []string{"checkpoints"}},
+		{users: tenants, verbs: read, group: barchan.GroupVersion.Group, resources: []string{"templatebuilds", "volumes"}},
+		{users: managers, verbs: write, group: barchan.GroupVersion.Group, resources: []string{"templatebuilds", "volumes"}},
+		// A manager makes keys over the REST API, which compares their scopes.
+		{users: managers, verbs: read, group: barchan.GroupVersion.Group, resources: []string{"apikeys"}},
+		{users: admins, verbs: write, group: barchan.GroupVersion.Group, resources: []string{"apikeys"}},
 		{users: tenants, verbs: read, group: extensions.GroupVersion.Group, resources: []string{"sandboxwarmpools", "sandboxwarmpools/scale"}},
 		{users: tenants, verbs: read, group: barchan.GroupVersion.Group, resources: []string{"templaterevisions"}},
 		{users: tenants, verbs: read, resources: []string{"pods", "pods/log", "events"}},
@@ -70,7 +81,7 @@ func rules() []rule {
 		{users: tenants, verbs: read, group: eventsv1.GroupName, resources: []string{"events"}},
 		{users: tenants, verbs: []string{"get"}, resources: []string{"namespaces"}},
 		// Reading a Secret gives a tenant no more than a sandbox that mounts it, which the same key may create.
-		{users: tenants, verbs: readAll, resources: []string{"secrets", "configmaps"}},
+		{users: managers, verbs: readAll, resources: []string{"secrets", "configmaps"}},
 
 		{users: []string{UserController}, verbs: readAll, group: agents.GroupVersion.Group, resources: []string{all}},
 		{users: []string{UserController}, verbs: readAll, group: extensions.GroupVersion.Group, resources: []string{all}},
@@ -81,6 +92,8 @@ func rules() []rule {
 
 		{users: []string{UserNode}, verbs: nodeVerbs, group: agents.GroupVersion.Group, resources: []string{"sandboxes", "sandboxes/status"}},
 		{users: []string{UserNode}, verbs: nodeVerbs, group: barchan.GroupVersion.Group, resources: []string{"checkpoints", "checkpoints/status"}},
+		{users: []string{UserNode}, verbs: keeperVerbs, group: barchan.GroupVersion.Group, resources: []string{"volumes", "volumes/status"}},
+		{users: []string{UserNode}, verbs: read, resources: []string{"namespaces"}},                                                   // which have quotas
 		{users: []string{UserNode}, verbs: []string{"create"}, group: barchan.GroupVersion.Group, resources: []string{"checkpoints"}}, // of imports
 		{users: []string{UserNode}, verbs: read, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates", "sandboxwarmpools", "sandboxclaims"}},
 		{users: []string{UserNode}, verbs: read, group: barchan.GroupVersion.Group, resources: []string{"templatebuilds"}}, // whose images stay
@@ -101,7 +114,7 @@ func newAuthorizer() authorizer.Authorizer {
 	return authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		name := a.GetUser().GetName()
 		if t, ok := tenantOf(a.GetUser()); ok {
-			name = tenantGroup
+			name = groupOf(t.Scope)
 			if a.IsResourceRequest() && a.GetNamespace() != t.Namespace {
 				return authorizer.DecisionDeny, fmt.Sprintf("the API key is good for namespace %s alone", t.Namespace), nil
 			}
@@ -110,6 +123,9 @@ func newAuthorizer() authorizer.Authorizer {
 			if r.allows(a) {
 				return authorizer.DecisionAllow, "", nil
 			}
+		}
+		if t, ok := tenantOf(a.GetUser()); ok {
+			return authorizer.DecisionDeny, fmt.Sprintf("the API key has the scope %s, which does not include it", t.Scope), nil
 		}
 		return authorizer.DecisionDeny, fmt.Sprintf("%s has no rule for it", name), nil
 	})

@@ -35,7 +35,7 @@ func granted() map[access]bool {
 	add(UserController, every, "agents.x-k8s.io", "sandboxes", "sandboxes/status")
 	add(UserController, every, "extensions.agents.x-k8s.io", "sandboxtemplates", "sandboxwarmpools", "sandboxwarmpools/status",
 		"sandboxwarmpools/scale", "sandboxclaims", "sandboxclaims/status")
-	add(UserController, every, "barchan.dev", "checkpoints", "checkpoints/status", "apikeys", "templaterevisions", "templatebuilds", "templatebuilds/status", "volumes", "volumes/status")
+	add(UserController, every, "barchan.dev", "checkpoints", "checkpoints/status", "apikeys", "apikeys/status", "templaterevisions", "templatebuilds", "templatebuilds/status", "volumes", "volumes/status")
 	add(UserController, every, "", "namespaces", "secrets", "configmaps", "events")
 	add(UserController, every, "events.k8s.io", "events")
 	add(UserController, every, "coordination.k8s.io", "leases")
@@ -45,7 +45,8 @@ func granted() map[access]bool {
 	add(UserNode, []string{"create"}, "barchan.dev", "checkpoints")
 	add(UserNode, []string{"get", "list", "watch"}, "extensions.agents.x-k8s.io", "sandboxtemplates", "sandboxwarmpools", "sandboxclaims")
 	add(UserNode, []string{"get", "list", "watch"}, "barchan.dev", "templatebuilds")
-	add(UserNode, []string{"get", "list", "watch"}, "", "secrets", "configmaps")
+	add(UserNode, []string{"get", "list", "watch", "update", "patch"}, "barchan.dev", "volumes", "volumes/status")
+	add(UserNode, []string{"get", "list", "watch"}, "", "secrets", "configmaps", "namespaces")
 	add(UserNode, []string{"create", "patch"}, "", "events")
 	add(UserNode, []string{"create", "patch"}, "events.k8s.io", "events")
 	return m

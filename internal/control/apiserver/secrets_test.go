@@ -102,3 +102,98 @@ func TestTenantsSecrets(t *testing.T) {
 	k.ok("", "delete", "secret", "s")
 	admin.ok("", "create", "secret", "generic", "more", "--from-file=a="+file, "-n", "acme")
 }
+
+// TestRotation replaces the key while Secrets are written, and needs the old one no longer. A rotation that a crash ended after
+// either write of the file is finished at the next start.
+func TestRotation(t *testing.T) {
+	dir := t.TempDir()
+	on := func(c *apiserver.Config) { c.DataDir = dir }
+	keyFile := filepath.Join(dir, "secrets.key")
+	readKey := func() []byte {
+		t.Helper()
+		key, err := os.ReadFile(keyFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return key
+	}
+	s := start(t, on)
+	c := clientAs(t, s, apiserver.UserAdmin)
+	for i := range 150 { // more than a page
+		create(t, c, &corev1.Secret{ObjectMeta: in(fmt.Sprintf("s%03d", i)), StringData: map[string]string{"k": fmt.Sprint("value-", i)}})
+	}
+	old := readKey()
+	stopWriting := writeSecrets(t, c)
+	n, err := s.RotateSecretsKey(t.Context())
+	during := stopWriting()
+	if err != nil || n < 150 {
+		t.Fatalf("rotated %d Secrets, %v", n, err)
+	}
+	key := readKey()
+	if len(key) != 32 || bytes.Equal(key, old) {
+		t.Fatalf("the file has %d bytes, the same as before: %v", len(key), bytes.Equal(key, old))
+	}
+	check := func(s *apiserver.Server) { t.Helper(); checkSecrets(t, s, 150+during) }
+	check(s)
+	s.Stop()
+	s = start(t, on)
+	check(s) // with the new key alone
+	s.Stop()
+
+	// As if killed after the new key was added: none, and all, of the Secrets written with it.
+	newer := bytes.Repeat([]byte{7}, 32)
+	for _, content := range [][]byte{append(bytes.Clone(newer), key...), append(bytes.Clone(newer), old...)} {
+		if err := os.WriteFile(keyFile, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s = start(t, on)
+		check(s)
+		if got := readKey(); !bytes.Equal(got, newer) {
+			t.Errorf("after the start the file has %d bytes, not the new key", len(got))
+		}
+		s.Stop()
+	}
+	s = start(t, on)
+	check(s)
+	s.Stop()
+	if err := os.WriteFile(keyFile, key, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := newServer(t, on).Start(t.Context()); err == nil || !strings.Contains(err.Error(), "restore it from a backup") {
+		t.Errorf("start with the old key: %v", err)
+	}
+}
+
+// writeSecrets writes Secrets, one after the other, until stop is called, which returns how many.
+func writeSecrets(t *testing.T, c client.Client) (stop func() int) {
+	end, wrote := make(chan struct{}), make(chan int)
+	go func() {
+		n := 0
+		defer func() { wrote <- n }()
+		for ; ; n++ {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			if err := c.Create(t.Context(), &corev1.Secret{ObjectMeta: in(fmt.Sprintf("w%05d", n)), StringData: map[string]string{"k": "written"}}); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	return func() int { close(end); return <-wrote }
+}
+
+func checkSecrets(t *testing.T, s *apiserver.Server, want int) {
+	t.Helper()
+	var list corev1.SecretList
+	if err := clientAs(t, s, apiserver.UserAdmin).List(t.Context(), &list, client.InNamespace("default")); err != nil || len(list.Items) != want {
+		t.Fatalf("%d Secrets, %v, want %d", len(list.Items), err, want)
+	}
+	for _, o := range list.Items {
+		if string(o.Data["k"]) != "written" && !strings.HasPrefix(string(o.Data["k"]), "value-") {
+			t.Errorf("Secret %s is %q", o.Name, o.Data["k"])
+		}
+	}
+}

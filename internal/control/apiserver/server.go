@@ -196,6 +196,17 @@ func (s *Server) fail(err error) {
 	}
 }
 
+// RotateSecretsKey replaces the key that encrypts Secrets, and returns how many were written again; see [etcd.Backend.RotateKey].
+func (s *Server) RotateSecretsKey(ctx context.Context) (int, error) {
+	s.mu.Lock()
+	b := s.backend
+	s.mu.Unlock()
+	if b == nil {
+		return 0, errs.Public(errs.ErrUnavailable, "the API server does not run")
+	}
+	return b.RotateKey(ctx)
+}
+
 // Run starts the server, unless it was started, and blocks until ctx is done or a part of it
 // fails. It then stops the server and returns when all of it has ended.
 func (s *Server) Run(ctx context.Context) error {

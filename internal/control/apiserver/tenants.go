@@ -24,31 +24,37 @@ type Tenant struct {
 	Namespace string
 	// Key is the name of the key's object.
 	Key string
+	// Scope of the key. The zero value is barchan.ScopeAdmin.
+	Scope barchan.KeyScope
 }
 
 // KeyFunc returns the tenant of an API key; an error for one that is unknown, revoked or expired.
 type KeyFunc func(ctx context.Context, secret string) (Tenant, error)
 
-// tenantGroup stands for all tenants in the rules; only the authenticator puts a user into it.
+// tenantGroup stands for all tenants; only the authenticator puts a user into it.
 const (
 	tenantGroup    = "barchan:tenants"
 	extraNamespace = "barchan.dev/namespace"
 	extraKey       = "barchan.dev/api-key"
+	extraScope     = "barchan.dev/scope"
 )
+
+// groupOf stands for the tenants of one scope in the rules.
+func groupOf(scope barchan.KeyScope) string { return tenantGroup + ":" + string(scope.OrAdmin()) }
 
 func (t Tenant) userInfo() user.Info {
 	return &user.DefaultInfo{
 		Name: "barchan:key:" + t.Namespace + ":" + t.Key, Groups: []string{user.AllAuthenticated, tenantGroup},
-		Extra: map[string][]string{extraNamespace: {t.Namespace}, extraKey: {t.Key}},
+		Extra: map[string][]string{extraNamespace: {t.Namespace}, extraKey: {t.Key}, extraScope: {string(t.Scope.OrAdmin())}},
 	}
 }
 
 func tenantOf(u user.Info) (t Tenant, ok bool) {
-	namespace, key := u.GetExtra()[extraNamespace], u.GetExtra()[extraKey]
-	if len(namespace) != 1 || len(key) != 1 {
+	namespace, key, scope := u.GetExtra()[extraNamespace], u.GetExtra()[extraKey], u.GetExtra()[extraScope]
+	if len(namespace) != 1 || len(key) != 1 || len(scope) != 1 {
 		return t, false
 	}
-	return Tenant{namespace[0], key[0]}, true
+	return Tenant{namespace[0], key[0], barchan.KeyScope(scope[0])}, true
 }
 
 // TenantOf returns the tenant that a request acts for, in a [registry.AdmissionFunc]. Requests of

@@ -2,6 +2,10 @@ package apiserver_test
 
 import (
 	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,8 +15,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // withKeys has two tenants, one with a key that expires.
@@ -23,6 +30,8 @@ func withKeys(c *apiserver.Config) {
 			return apiserver.Tenant{Namespace: "acme", Key: "short"}, nil
 		case "e2b_endless":
 			return apiserver.Tenant{Namespace: "acme", Key: "endless"}, nil
+		case "e2b_use", "e2b_manage":
+			return apiserver.Tenant{Namespace: "acme", Key: "endless", Scope: barchan.KeyScope(strings.TrimPrefix(secret, "e2b_"))}, nil
 		}
 		return apiserver.Tenant{}, errs.ErrUnauthenticated
 	}
@@ -50,7 +59,16 @@ func (k kubectl) as(t *testing.T, key string) kubectl {
 
 func TestTenantsKeys(t *testing.T) {
 	h := &hostPods{t: t, more: make(chan struct{}), ended: make(chan struct{})}
-	s := start(t, withKeys, func(c *apiserver.Config) { c.Pods = h })
+	log := auditlog.Config{Path: filepath.Join(t.TempDir(), "audit.log"), Log: telemetry.Discard()}
+	audit, err := auditlog.Open(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	recording, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	recorded := make(chan error, 1)
+	go func() { recorded <- audit.Run(recording) }()
+	t.Cleanup(func() { cancel(); <-recorded }) //nolint:errcheck // it returns none
+	s := start(t, withKeys, func(c *apiserver.Config) { c.Pods, c.Audit = h, audit })
 	admin := newKubectl(t, s)
 	ends := metav1.NewTime(time.Now().Add(time.Hour).Truncate(time.Second))
 	c := clientAs(t, s, apiserver.UserAdmin)
@@ -111,12 +129,14 @@ func TestTenantsKeys(t *testing.T) {
 		short.fails("apiVersion: extensions.agents.x-k8s.io/v1beta1\nkind: SandboxWarmPool\nmetadata: {name: p}\nspec: {replicas: 9, sandboxTemplateRef: {name: x}}\n",
 			[]string{"forbidden"}, "create", "-f", "-")
 	})
+	t.Run("scopes", func(t *testing.T) { testScopes(t, admin.as(t, "e2b_use"), admin.as(t, "e2b_manage")) })
 	t.Run("an unknown key", func(t *testing.T) {
 		stranger := admin.as(t, "e2b_stranger")
 		stranger.t = t
 		stranger.fails("", []string{"Unauthorized"}, "get", "sandboxes")
 	})
 	t.Run("keys made with it", func(t *testing.T) { testKeysOfKeys(t, short, endless, ends.Time) })
+	t.Run("audit log", func(t *testing.T) { testAuditLog(t, log.Path) })
 	var mine barchan.APIKey
 	if err := c.Get(t.Context(), client.ObjectKey{Namespace: "acme", Name: "endless"}, &mine); err != nil || mine.Spec.ExpiresAt != nil {
 		t.Errorf("the key that never expires: %v, %v", mine.Spec.ExpiresAt, err)
@@ -141,4 +161,47 @@ func testKeysOfKeys(t *testing.T, short, endless kubectl, ends time.Time) {
 	short.fails("", []string{"spec.expiresAt", later}, "patch", "apikey", "short", "--type=merge", "-p", `{"spec":{"expiresAt":null}}`)
 	short.fails("", []string{"spec.expiresAt", later}, "patch", "apikey", "endless", "--type=merge", "-p", `{"spec":{"sha256":"`+barchan.HashKey("mine")+`"}}`)
 	endless.ok(key("never", time.Time{}), "create", "-f", "-")
+}
+
+// testAuditLog expects what the other tests did: the writes and streams of tenants and of the admin, with the refused ones, and no reads.
+func testAuditLog(t *testing.T, path string) {
+	want := []string{
+		"key short exec pods acme/web ok", "key endless delete apikeys acme/endless refused",
+		"user barchan:admin create sandboxes default/web ok", "key endless create volumes acme/v ok",
+	}
+	eventually.NoError(t, "all is recorded", func() error {
+		var all []string
+		err := auditlog.Read(t.Context(), path, auditlog.Filter{}, false, func(e auditlog.Entry) error {
+			if verb, _, _ := strings.Cut(e.Action, " "); slices.Contains([]string{"get", "list", "watch"}, verb) {
+				t.Errorf("a read is recorded: %+v", e)
+			}
+			if strings.Contains(e.Request, "?") || e.Address != "127.0.0.1" && e.Address != "::1" {
+				t.Errorf("entry is %+v", e)
+			}
+			line := fmt.Sprintf("%s %s %s %s/%s %s", e.By, e.Name, e.Action, e.Namespace, e.Object, e.Result)
+			all = append(all, line)
+			return nil
+		})
+		for _, line := range want {
+			if err == nil && !slices.Contains(all, line) {
+				err = fmt.Errorf("no entry %q in\n%s", line, strings.Join(all, "\n"))
+			}
+		}
+		return err
+	})
+}
+
+func testScopes(t *testing.T, user, manager kubectl) {
+	user.t, manager.t = t, t
+	const volume = "apiVersion: barchan.dev/v1alpha1\nkind: Volume\nmetadata: {name: v}\n"
+	user.ok(webSandbox, "apply", "-f", "-")
+	user.ok("", "get", "sandboxes,sandboxclaims,sandboxtemplates,sandboxwarmpools,checkpoints,volumes,pods,events")
+	user.fails("", []string{"forbidden", "scope use"}, "get", "apikeys")
+	user.fails("", []string{"forbidden", "scope use"}, "get", "secrets")
+	user.fails(volume, []string{"forbidden", "scope use"}, "create", "-f", "-")
+	manager.ok(volume, "create", "-f", "-")
+	manager.ok("", "get", "apikeys,secrets,configmaps")
+	manager.fails("", []string{"forbidden", "scope manage"}, "delete", "apikey", "endless")
+	manager.fails("", []string{"forbidden", "scope manage"}, "patch", "apikey", "endless", "--type=merge", "-p", `{"spec":{"sha256":"`+barchan.HashKey("mine")+`"}}`)
+	manager.ok("", "delete", "volume", "v", "--wait=false")
 }

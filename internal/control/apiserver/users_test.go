@@ -108,6 +108,8 @@ func TestNetworkCredentials(t *testing.T) {
 		{"/nothing", admin, http.StatusNotFound},
 		{"/apis/agents.x-k8s.io/v1beta1/sandboxes", node, http.StatusOK},
 		{"/api/v1/namespaces/default/secrets", node, http.StatusOK},
+		{"/apis/barchan.dev/v1alpha1/volumes", node, http.StatusOK},
+		{"/api/v1/namespaces", node, http.StatusOK},
 		{"/apis/barchan.dev/v1alpha1/apikeys", node, http.StatusForbidden},
 	} {
 		if got := get(t, s, tc.path, tc.token); got != tc.want {

@@ -46,9 +46,9 @@ func ControllerKinds() []client.Object {
 	}
 }
 
-// NodeKinds returns what a node in a process of its own runs, and what names its images.
+// NodeKinds returns what a node in a process of its own runs and keeps, what names its images, and what has the quotas of volumes.
 func NodeKinds() []client.Object {
-	return []client.Object{&agents.Sandbox{}, &barchan.Checkpoint{}, &extensions.SandboxTemplate{}}
+	return []client.Object{&agents.Sandbox{}, &barchan.Checkpoint{}, &extensions.SandboxTemplate{}, &barchan.Volume{}, &corev1.Namespace{}}
 }
 
 // kind is a watched kind.

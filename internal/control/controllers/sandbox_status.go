@@ -60,6 +60,9 @@ func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
 		status.Barchan.StartedAt = &at
 	}
 	status.Barchan.ExitCode, status.Barchan.Memory = seen.EntrypointExit, seen.Memory
+	if seen.Sidecars != nil { // else what is known of them stays: it is paused, or has one container
+		status.Barchan.Containers = *seen.Sidecars
+	}
 	setConditions(s, status, seen)
 	after := *s
 	after.Status = *status
@@ -126,7 +129,12 @@ func setReady(set func(kind string, value metav1.ConditionStatus, reason, messag
 	if seen.EntrypointExit != nil && *seen.EntrypointExit != 0 {
 		failure = fmt.Sprintf("its entrypoint ended with code %d, and is not started again; commands can still be run", *seen.EntrypointExit)
 	}
+	unready, failed := seen.Sidecars.Unready()
 	switch {
+	case failed && seen.Probed && failure == "":
+		set(agents.ConditionReady, metav1.ConditionFalse, sandbox.ReasonContainers, unready)
+	case seen.Probed && unready != "" && failure == "":
+		set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, unready)
 	case !seen.Probed:
 		set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, strings.TrimPrefix(failure+"; "+seen.Message, "; "))
 	case failure != "":

@@ -115,7 +115,7 @@ func TestCredentialsOnRealAPI(t *testing.T) {
 	}
 	secret := &corev1.Secret{}
 	if err := objects.Get(ctx, client.ObjectKey{Namespace: team, Name: name}, secret); err != nil || !metav1.IsControlledBy(secret, b) ||
-		string(secret.Data[corev1.DockerConfigJsonKey]) != `{"auths":{"registry.test":{"password":"hidden","username":"ann"}}}` {
+		string(secret.Data[corev1.DockerConfigJsonKey]) != `{"auths":{"registry.test":{"username":"ann","password":"hidden"}}}` {
 		t.Errorf("Secret: %v, %v", secret, err)
 	}
 	// A Secret of another owner stays as it is.

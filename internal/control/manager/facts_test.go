@@ -63,7 +63,7 @@ func TestTemplates(t *testing.T) {
 
 func TestAKeyIsStoredAsItsHash(t *testing.T) {
 	f := newFixture(t)
-	k, secret, err := f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, "laptop", nil)
+	k, secret, err := f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, apikeys.New{Description: "laptop"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,15 +74,15 @@ func TestAKeyIsStoredAsItsHash(t *testing.T) {
 	if err := f.cluster.Get(t.Context(), client.ObjectKey{Namespace: team, Name: k.Name}, &stored); err != nil || stored.Spec.SHA256 != barchan.HashKey(secret) {
 		t.Errorf("stored %+v, %v", stored.Spec, err)
 	}
-	wantKind(t, second2(f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, " ", nil)), errs.ErrInvalid, "name")
+	wantKind(t, second2(f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, apikeys.New{Description: " "})), errs.ErrInvalid, "name")
 	past := time.Now().Add(-time.Second)
-	wantKind(t, second2(f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, "x", &past)), errs.ErrInvalid, "expiresAt")
+	wantKind(t, second2(f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, apikeys.New{Description: "x", ExpiresAt: &past})), errs.ErrInvalid, "expiresAt")
 }
 
 func TestAuthenticate(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
-	k, secret, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, "laptop", nil)
+	k, secret, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, apikeys.New{Description: "laptop"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,8 +94,8 @@ func TestAuthenticate(t *testing.T) {
 			t.Errorf("Authenticate(%.20q) = %v", wrong, err)
 		}
 	}
-	wantKind(t, f.Keys.Delete(ctx, "team-b", k.ID), errs.ErrNotFound, k.ID)
-	if err := f.Keys.Delete(ctx, team, k.ID); err != nil {
+	wantKind(t, f.Keys.Delete(ctx, apikeys.Identity{Namespace: "team-b"}, k.ID), errs.ErrNotFound, k.ID)
+	if err := f.Keys.Delete(ctx, apikeys.Identity{Namespace: team}, k.ID); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := f.Keys.Authenticate(ctx, secret); !errors.Is(err, errs.ErrUnauthenticated) {
@@ -109,10 +109,10 @@ func testKeysExpire(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
 	soon := time.Now().Add(time.Minute)
-	if _, _, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, "long", nil); err != nil {
+	if _, _, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, apikeys.New{Description: "long"}); err != nil {
 		t.Fatal(err)
 	}
-	_, brief, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, "brief", &soon)
+	_, brief, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, apikeys.New{Description: "brief", ExpiresAt: &soon})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func testKeysExpire(t *testing.T) {
 		t.Errorf("before its end: %v", err)
 	}
 	time.Sleep(time.Minute)
-	if _, err := f.Keys.Authenticate(ctx, brief); !errors.Is(err, errs.ErrUnauthenticated) {
+	if _, err := f.Keys.Authenticate(ctx, brief); !errors.Is(err, errs.ErrUnauthenticated) || !strings.Contains(errs.Text(err), "the API key expired at "+soon.UTC().Format(time.RFC3339)) {
 		t.Errorf("at its end: %v", err)
 	}
 	if list, err := f.Keys.List(ctx, team); err != nil || len(list) != 2 || list[0].Description == "" {
@@ -131,7 +131,7 @@ func testKeysExpire(t *testing.T) {
 // TestFreshKeyWorksBeforeTheCacheHasIt uses a cache that never learns of keys.
 func TestFreshKeyWorksBeforeTheCacheHasIt(t *testing.T) {
 	f := newFixture(t, func(c *Config) { c.Cache = keyless{c.Cache} })
-	k, secret, err := f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, "new", nil)
+	k, secret, err := f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, apikeys.New{Description: "new"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func TestAKeyOutlivesNotItsMaker(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
 	end := time.Now().Add(time.Hour).Truncate(time.Second).UTC()
-	_, secret, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, "maker", &end)
+	_, secret, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, apikeys.New{Description: "maker", ExpiresAt: &end})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,11 +228,11 @@ func TestAKeyOutlivesNotItsMaker(t *testing.T) {
 			t.Fatal(err)
 		}
 		later, sooner := end.Add(time.Second), end.Add(-time.Minute)
-		wantKind(t, second2(f.Keys.Create(ctx, identity, "later", &later)), errs.ErrInvalid, "expiresAt: must not be later than "+end.Format(time.RFC3339))
-		if k, _, err := f.Keys.Create(ctx, identity, "sooner", &sooner); err != nil || !k.ExpiresAt.Equal(sooner) {
+		wantKind(t, second2(f.Keys.Create(ctx, identity, apikeys.New{Description: "later", ExpiresAt: &later})), errs.ErrInvalid, "expiresAt: must not be later than "+end.Format(time.RFC3339))
+		if k, _, err := f.Keys.Create(ctx, identity, apikeys.New{Description: "sooner", ExpiresAt: &sooner}); err != nil || !k.ExpiresAt.Equal(sooner) {
 			t.Errorf("generation %d: sooner: %+v, %v", generation, k, err)
 		}
-		k, next, err := f.Keys.Create(ctx, identity, "child", nil)
+		k, next, err := f.Keys.Create(ctx, identity, apikeys.New{Description: "child"})
 		if err != nil || k.ExpiresAt == nil || !k.ExpiresAt.Equal(end) {
 			t.Fatalf("generation %d: %+v, %v; want it to end at %s", generation, k, err, end)
 		}

@@ -255,7 +255,7 @@ func live(ctx context.Context, m *Manager, owner string) error {
 }
 
 func TestTheServersOwnRefusalsReachTheUser(t *testing.T) {
-	m := newReal(t)
+	m, w := newRealAPI(t)
 	_, err := m.Creates.Create(t.Context(), creating.Request{Namespace: "no-such-team", Template: "base", Timeout: time.Minute})
 	wantKind(t, err, errs.ErrNotFound, `"no-such-team" does not exist`)
 
@@ -263,13 +263,14 @@ func TestTheServersOwnRefusalsReachTheUser(t *testing.T) {
 	err = apistatus.From("create sandbox", m.Sandboxes.Objects.Create(t.Context(), s))
 	wantKind(t, err, errs.ErrInvalid, "spec.podTemplate.spec.containers")
 
-	k, secret, err := m.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, "laptop", nil)
+	k, secret, err := m.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, apikeys.New{Description: "laptop"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if identity, err := m.Keys.Authenticate(t.Context(), secret); err != nil || identity.Namespace != team || identity.Key != k.Name {
 		t.Errorf("Authenticate at once = %+v, %v", identity, err)
 	}
+	testLastUse(t, m, w.objects.Live(), k, secret)
 	if err := client.IgnoreNotFound(m.Sandboxes.Objects.Get(t.Context(), client.ObjectKey{Namespace: team, Name: "x"}, s)); err != nil {
 		t.Error(err)
 	}
@@ -334,5 +335,30 @@ func TestSnapshotsOnTheRealServer(t *testing.T) {
 	}
 	if err := m.Snapshots.Delete(ctx, team, snap.ID); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("Delete again = %v", err)
+	}
+}
+
+// testLastUse has the use of a key written once, and not again within the hour.
+func testLastUse(t *testing.T, m *Manager, api client.Client, key apikeys.Key, secret string) {
+	t.Helper()
+	m.Keys.WriteUses(t.Context(), api)
+	eventually.True(t, "the use is listed", func() bool {
+		list, err := m.Keys.List(t.Context(), team)
+		return err == nil && len(list) == 1 && list[0].LastUsedAt != nil && time.Since(*list[0].LastUsedAt) < time.Minute
+	})
+	version := func() string {
+		var k barchan.APIKey
+		if err := api.Get(t.Context(), client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, &k); err != nil {
+			t.Fatal(err)
+		}
+		return k.ResourceVersion
+	}
+	before := version()
+	if _, err := m.Keys.Authenticate(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	m.Keys.WriteUses(t.Context(), api)
+	if after := version(); after != before {
+		t.Errorf("a second use was written: version %s, then %s", before, after)
 	}
 }

@@ -82,6 +82,6 @@ func TestList(t *testing.T) {
 	}
 	_, err = f.Sandboxes.List(ctx, sandboxes.ListRequest{Namespace: team, Cursor: oldest.Next}) // of the other order
 	wantKind(t, err, errs.ErrInvalid, "nextToken")
-	_, err = f.Sandboxes.List(ctx, sandboxes.ListRequest{Namespace: team, Limit: 101})
+	_, err = f.Sandboxes.List(ctx, sandboxes.ListRequest{Namespace: team, Limit: 1001})
 	wantKind(t, err, errs.ErrInvalid, "limit")
 }

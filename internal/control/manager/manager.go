@@ -8,6 +8,7 @@ package manager
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -22,15 +23,18 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	buildfiles "github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/claiming"
+	"github.com/barchan-dev/barchan/internal/control/events"
 	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
 	"github.com/barchan-dev/barchan/internal/control/manager/builds"
 	"github.com/barchan-dev/barchan/internal/control/manager/creating"
+	"github.com/barchan-dev/barchan/internal/control/manager/idempotency"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/manager/snapshots"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/control/webhooks"
 )
 
 // Cache is everything that the parts read from memory; package cache has it.
@@ -64,6 +68,10 @@ type Config struct {
 	BuildFiles *buildfiles.Store
 	// VolumeFiles are the files of volumes. Nil: this process has no volumes.
 	VolumeFiles volumes.Files
+	// Events is the log of events. Nil: this process records none.
+	Events *events.Store
+	// Webhooks are those of all namespaces. Nil: there are none.
+	Webhooks *webhooks.Service
 	// Metrics may be nil.
 	Metrics prometheus.Registerer
 	// MaxTimeout bounds a sandbox's time to live, counted from its start or resume. Default 24 h.
@@ -93,6 +101,10 @@ type Manager struct {
 	// Volumes is nil where no node keeps files in the same process: in replicas, on clusters, and beside a node of its own.
 	Volumes *volumes.Service
 	Creates *creating.Creator
+	// Events is nil where none are recorded: in replicas and on clusters.
+	Events *events.Store
+	// Webhooks is nil where none are delivered to: on clusters.
+	Webhooks *webhooks.Service
 }
 
 // New checks the configuration.
@@ -104,7 +116,7 @@ func New(cfg Config) (*Manager, error) {
 	case min(cfg.MaxTimeout, cfg.StartTimeout, cfg.MoveTimeout, cfg.CaptureTimeout) < 0:
 		return nil, fmt.Errorf("manager: timeouts must be positive: %w", errs.ErrInvalid)
 	}
-	seconds := prometheus.NewHistogramVec(telemetry.DurationOpts("manager", "operation", "Time that an operation on a sandbox took."), []string{"operation", "result"})
+	seconds := prometheus.NewHistogramVec(telemetry.DurationOpts("manager", "operation", "Time that an operation on a sandbox took, by result; refused: the request could not succeed, such as for a quota."), []string{"operation", "result"})
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(seconds); err != nil {
 			return nil, fmt.Errorf("register the manager's metrics: %w", err)
@@ -119,17 +131,14 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{Templates: &templates.Catalog{Cache: cfg.Cache, DefaultSize: cfg.DefaultSize}}
 	log := cfg.Log.With(telemetry.Component, "manager")
+	m.Events, m.Webhooks = cfg.Events, cfg.Webhooks
 	m.Keys = &apikeys.Store{Objects: cfg.Objects, Cache: cfg.Cache, Log: log}
 	m.Sandboxes = &sandboxes.Store{
 		Objects: cfg.Objects, Cache: cfg.Cache, Routes: cfg.Routes, Agents: cfg.Agents, Templates: m.Templates, Tokens: cfg.Tokens,
 		Quota: cfg.Quota, Assumed: cfg.Assumed, Log: log, Gate: cfg.Gate, DiskUsed: cfg.DiskUsed,
 		MaxTimeout: cmp.Or(cfg.MaxTimeout, 24*time.Hour), MoveTimeout: cmp.Or(cfg.MoveTimeout, time.Minute), SettleTimeout: cmp.Or(cfg.SettleTimeout, 5*time.Second),
-		Observe: func(operation string, start time.Time, err error) {
-			result := "ok"
-			if err != nil {
-				result = "error"
-			}
-			seconds.WithLabelValues(operation, result).Observe(time.Since(start).Seconds())
+		Observe: func(ctx context.Context, operation string, start time.Time, err error) {
+			telemetry.ObserveSince(ctx, seconds.WithLabelValues(operation, result(err)), start)
 		},
 	}
 	m.Snapshots = &snapshots.Store{Sandboxes: m.Sandboxes, Cache: cfg.Cache, CaptureTimeout: cmp.Or(cfg.CaptureTimeout, 10*time.Minute)}
@@ -147,9 +156,13 @@ func New(cfg Config) (*Manager, error) {
 		}
 		m.Volumes = &volumes.Service{Objects: cfg.Objects, Cache: cfg.Cache, Files: cfg.VolumeFiles, Log: log, TokenKey: key, Gate: cfg.Gate}
 	}
+	hasher, err := idempotency.NewHasher(cfg.Tokens)
+	if err != nil {
+		return nil, err
+	}
 	m.Creates = &creating.Creator{
 		Sandboxes: m.Sandboxes, Snapshots: m.Snapshots, Volumes: m.Volumes, Cache: cfg.Cache, Picker: cfg.Picker, Claims: claims,
-		StartTimeout: startTimeout, BindTimeout: bindTimeout, ForkSecrets: cfg.ForkSecrets,
+		StartTimeout: startTimeout, BindTimeout: bindTimeout, ForkSecrets: cfg.ForkSecrets, Hasher: hasher,
 	}
 	return m, nil
 }
@@ -158,4 +171,15 @@ func New(cfg Config) (*Manager, error) {
 func (m *Manager) Run(ctx context.Context) error {
 	m.Creates.RemoveOrphans(ctx, m.Creates.Picker.Orphans())
 	return nil
+}
+
+// result is the label of an operation's end. An alert asks for errors, which requests are not to blame for.
+func result(err error) string {
+	switch {
+	case err == nil:
+		return "ok"
+	case errors.Is(err, errs.ErrUnavailable), errors.Is(err, errs.ErrTimeout), errs.Kind(err) == nil:
+		return "error"
+	}
+	return "refused"
 }

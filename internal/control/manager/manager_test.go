@@ -49,7 +49,7 @@ func (f *fakeWitness) Stats(context.Context, *agents.Sandbox) (envd.Metrics, err
 	return envd.Metrics{Timestamp: time.Now().Unix(), CPUCount: 2, MemUsed: 7, DiskUsed: 1 << 40, DiskTotal: 1 << 42}, nil // the machine's disk
 }
 
-func (f *fakeWitness) Logs(context.Context, *agents.Sandbox, time.Time) ([]envd.LogLine, error) {
+func (f *fakeWitness) Logs(context.Context, *agents.Sandbox, string, time.Time) ([]envd.LogLine, error) {
 	return slices.Clone(f.lines), nil
 }
 

@@ -228,7 +228,7 @@ func testRetryAcrossACrash(t *testing.T, members, writes int, answered, given, c
 		if got := after.of(s); members > 0 && (len(got) == 0 || got[0].EnvVars["A"] != "1" || got[0].Open) {
 			t.Errorf("the agent received %+v, want its variables", got)
 		}
-		if left := time.Until(v.EndAt); left > time.Hour+2*time.Second || s.Annotations[idempotency.AnnotationPending] != "" {
+		if left := time.Until(v.EndAt); left > time.Hour+2*time.Second || s.Annotations[pool.AnnotationPending] != "" {
 			t.Errorf("it is not finished: ends in %s, marked %v", left, s.Annotations)
 		}
 		ids = append(ids, v.ID)

@@ -89,7 +89,7 @@ func testOrderOfSnapshotsAndKeysWithinASecond(t *testing.T) {
 	names := []string{"b:2", "a:9", "c:1", "a:0", "z:z", "b:1"}
 	for _, name := range names {
 		f.mustSnapshot(t, v, name)
-		if _, _, err := f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, name, nil); err != nil {
+		if _, _, err := f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, apikeys.New{Description: name}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(20 * time.Millisecond)

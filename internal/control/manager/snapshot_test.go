@@ -213,7 +213,7 @@ func TestSnapshotsLists(t *testing.T) {
 		t.Errorf("pages show %v, and then %q", seen, cursor)
 	}
 	wantKind(t, second2(f.Snapshots.List(t.Context(), snapshots.ListRequest{Namespace: team, SandboxID: "x"})), errs.ErrInvalid, "sandboxID")
-	wantKind(t, second2(f.Snapshots.List(t.Context(), snapshots.ListRequest{Namespace: team, Limit: 101})), errs.ErrInvalid, "limit")
+	wantKind(t, second2(f.Snapshots.List(t.Context(), snapshots.ListRequest{Namespace: team, Limit: 1001})), errs.ErrInvalid, "limit")
 	if page, _, err := f.Snapshots.List(t.Context(), snapshots.ListRequest{Namespace: "team-b"}); err != nil || len(page) != 0 {
 		t.Errorf("another team sees %v, %v", page, err)
 	}

@@ -13,8 +13,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
 )
 
-// MaxPage bounds the items of one page.
-const MaxPage = 100
+// The items of one page: E2B's number unless a request names another, of which E2B allows no more. A client that lists
+// thousands asks for larger pages.
+const (
+	DefaultPage = 100
+	MaxPage     = 1000
+)
 
 // Cursor is the position of an item in a list: by key, then by ID.
 type Cursor struct {
@@ -41,7 +45,7 @@ func Parse(limit int, cursor string, dir int) (int, *Cursor, error) {
 		return 0, nil, apistatus.Refuse(errs.ErrInvalid, "limit: must be from 1 to %d", MaxPage)
 	}
 	if limit == 0 {
-		limit = MaxPage
+		limit = DefaultPage
 	}
 	if cursor == "" {
 		return limit, nil, nil
@@ -56,20 +60,29 @@ func Parse(limit int, cursor string, dir int) (int, *Cursor, error) {
 	return limit, &after, nil
 }
 
-// Cut sorts items and returns those of one page, and the cursor of the next.
+// Cut returns the items of one page in order, and the cursor of the next.
 func Cut[T any](items []T, limit int, after *Cursor, dir int, at func(*T) Cursor) ([]T, string) {
-	slices.SortFunc(items, func(a, b T) int { return dir * at(&a).Compare(at(&b)) })
-	if after != nil {
-		first := slices.IndexFunc(items, func(x T) bool { return dir*at(&x).Compare(*after) > 0 })
-		if first < 0 {
-			return nil, ""
+	type entry struct {
+		cursor Cursor
+		item   int
+	}
+	entries := make([]entry, 0, len(items))
+	for i := range items {
+		if c := at(&items[i]); after == nil || dir*c.Compare(*after) > 0 {
+			entries = append(entries, entry{c, i})
 		}
-		items = items[first:]
 	}
-	if len(items) <= limit {
-		return items, ""
+	slices.SortFunc(entries, func(a, b entry) int { return dir * a.cursor.Compare(b.cursor) })
+	next := ""
+	if len(entries) > limit {
+		entries = entries[:limit]
+		next = formatCursor(entries[limit-1].cursor, dir)
 	}
-	return items[:limit], formatCursor(at(&items[limit-1]), dir)
+	page := make([]T, len(entries))
+	for i, e := range entries {
+		page[i] = items[e.item]
+	}
+	return page, next
 }
 
 const cursorVersion = "1"

@@ -23,6 +23,9 @@ const (
 	// AnnotationVolumes is a whole number; 0 refuses every volume. AnnotationVolumeCapacity is a quantity, "100Gi".
 	AnnotationVolumes        = "barchan.dev/quota-volumes"
 	AnnotationVolumeCapacity = "barchan.dev/quota-volume-capacity"
+	// AnnotationCreates is a whole number, the new sandboxes a second. AnnotationStored is a quantity, "100Gi".
+	AnnotationCreates = "barchan.dev/quota-creates"
+	AnnotationStored  = "barchan.dev/quota-stored"
 )
 
 // Values of AnnotationCounts.
@@ -47,11 +50,17 @@ type Limits struct {
 	Memory    Limit // bytes
 	// Volumes and VolumeCapacity (bytes) bound the volumes of a namespace, and the sum of their capacities.
 	Volumes, VolumeCapacity Limit
+	// Creates are new sandboxes a second, forks included, with bursts of [Burst] seconds' worth. 0 refuses all.
+	Creates Limit
+	// Stored is the sum of the sizes of a namespace's snapshots, in bytes.
+	Stored Limit
 	// CountPaused counts paused sandboxes like running ones.
 	CountPaused bool
 }
 
-func (l *Limits) none() bool { return !l.Sandboxes.Set && !l.MilliCPU.Set && !l.Memory.Set }
+func (l *Limits) none() bool {
+	return !l.Sandboxes.Set && !l.MilliCPU.Set && !l.Memory.Set && !l.Creates.Set
+}
 
 // of returns the limits of a namespace and the errors of its annotations. An invalid value falls
 // back to the default, or to 0 without one, so that a typing error cannot lift a quota.
@@ -77,6 +86,8 @@ func of(ns *corev1.Namespace, defaults Limits) (limits Limits, faults []error) {
 	set(AnnotationMemory, &limits.Memory, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
 	set(AnnotationVolumes, &limits.Volumes, parseCount)
 	set(AnnotationVolumeCapacity, &limits.VolumeCapacity, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
+	set(AnnotationCreates, &limits.Creates, parseCount)
+	set(AnnotationStored, &limits.Stored, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
 	switch text, given := ns.Annotations[AnnotationCounts]; {
 	case !given:
 	case text == CountRunning || text == CountAll:

@@ -50,7 +50,11 @@ func (q *Quotas) Await(ctx context.Context, req Request, patience time.Duration)
 		if !errors.Is(err, errs.ErrExhausted) {
 			return r, err
 		}
-		again = time.After(recheck)
+		pause := recheck
+		if errors.Is(err, errRate) {
+			pause = rateRecheck
+		}
+		again = time.After(pause)
 	}
 }
 

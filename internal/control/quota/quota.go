@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -57,6 +58,7 @@ type Quotas struct {
 	mu         sync.Mutex
 	namespaces map[string]*namespaceUsage // +checklocks:mu
 	logged     map[string]string          // the last logged annotation errors by namespace; +checklocks:mu
+	rates      map[string]*rate.Limiter   // of creates by namespace; +checklocks:mu
 }
 
 // namespaceUsage is the use of one namespace; guarded by Quotas.mu.
@@ -103,22 +105,23 @@ func New(cfg Config) (*Quotas, error) {
 	cfg.DefaultSize.Memory = cmp.Or(cfg.DefaultSize.Memory, 1<<30)
 	return &Quotas{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "quota"),
-		namespaces: map[string]*namespaceUsage{}, logged: map[string]string{},
+		namespaces: map[string]*namespaceUsage{}, logged: map[string]string{}, rates: map[string]*rate.Limiter{},
 	}, nil
 }
 
-// SizeOf returns the sum of the limits of a Pod's containers, or DefaultSize where they have none.
+// SizeOf returns the sum of the limits of a Pod's containers, with DefaultSize where the first has none.
 func (q *Quotas) SizeOf(pod *corev1.PodSpec) Size {
-	var cpu, memory resource.Quantity
+	var size Size
 	for i := range pod.Containers {
 		limits := pod.Containers[i].Resources.Limits
-		cpu.Add(limits[corev1.ResourceCPU])
-		memory.Add(limits[corev1.ResourceMemory])
+		cpu, memory := limits.Cpu().MilliValue(), limits.Memory().Value()
+		if i == 0 { // those of the others are beside it
+			cpu, memory = cmp.Or(cpu, q.cfg.DefaultSize.MilliCPU), cmp.Or(memory, q.cfg.DefaultSize.Memory)
+		}
+		size.MilliCPU += cpu
+		size.Memory += memory
 	}
-	return Size{
-		MilliCPU: cmp.Or(cpu.MilliValue(), q.cfg.DefaultSize.MilliCPU),
-		Memory:   cmp.Or(memory.Value(), q.cfg.DefaultSize.Memory),
-	}
+	return size
 }
 
 // Request is the use of one sandbox to reserve.
@@ -155,6 +158,11 @@ func (q *Quotas) hold(ctx context.Context, req Request, first bool) (*Reservatio
 	}
 	if waiting := b.queue.Len(); waiting > 0 && !first {
 		return nil, errs.Public(errs.ErrExhausted, fmt.Sprintf("queue of the namespace: %d requests wait for room", waiting))
+	}
+	if !req.Paused {
+		if err := q.takeRateLocked(req.Namespace, limits.Creates); err != nil {
+			return nil, err
+		}
 	}
 	r := &Reservation{quotas: q, namespace: req.Namespace, size: req.Size, since: time.Now()}
 	b.reservations[r] = struct{}{}

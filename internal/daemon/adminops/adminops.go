@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/adminapi"
@@ -31,11 +32,15 @@ type Config struct {
 	Version string
 	Started time.Time
 	Log     *slog.Logger
+	// Wrap is around the handler of all routes; nil: nothing is.
+	Wrap func(http.Handler) http.Handler
 	// Progress reports whether Ready may be called.
 	Progress *boot.Progress
 	Gate     *health.Gate
 	// Stop ends the server.
 	Stop func()
+	// Process is the server's that this node has started; nil: none.
+	Process ServerProcess
 	// Early returns what exists from the first listener on.
 	Early func() Early
 	// Ready returns what exists after the boot.
@@ -61,6 +66,8 @@ type Parts struct {
 	Routes *route.Table
 	// Peers is nil where there are none.
 	Peers *peers.Replica
+	// RotateSecrets replaces the key of Secrets; nil where there is no API server.
+	RotateSecrets func(context.Context) (int, error)
 	// Kube and Kubeconfig reach the API server.
 	Kube, Kubeconfig string
 }
@@ -78,8 +85,24 @@ func New(cfg Config) Server { return Server{cfg: cfg, log: cfg.Log.With(telemetr
 func (s Server) API() (*adminapi.API, error) {
 	return adminapi.New(adminapi.Config{
 		Socket: s.cfg.Config.AdminSocket(), Server: s, Images: imageStore{s}, Build: imageStore{s}, Log: s.cfg.Log,
-		Audit: s.Audit, Addresses: network{s}, Egress: network{s}, Peers: gossip{s}, Checkpoints: transfers{s},
+		Audit: s.Audit, Addresses: network{s}, Egress: network{s}, Peers: s.peers(), Checkpoints: transfers{s}, RotateSecrets: s.rotateSecrets, Wrap: s.cfg.Wrap,
 	})
+}
+
+// rotateSecrets replaces the key of Secrets. A client that disconnects does not end it.
+func (s Server) rotateSecrets(ctx context.Context) (int, error) {
+	p, err := s.ready()
+	if err == nil && p.RotateSecrets == nil {
+		err = errs.Public(errs.ErrNotFound, "this role has no object store; use the server whose API it serves")
+	}
+	if err != nil {
+		return 0, err
+	}
+	n, err := p.RotateSecrets(context.WithoutCancel(ctx))
+	if err == nil {
+		s.log.InfoContext(ctx, "key of Secrets replaced", "secrets", n)
+	}
+	return n, err
 }
 
 // ready returns the parts of a server that is ready.

@@ -24,6 +24,14 @@ import (
 
 // Status describes the server at this moment, also during the boot.
 func (s Server) Status(ctx context.Context) (adminclient.Status, error) {
+	status, err := s.ownStatus(ctx)
+	if s.cfg.Process == nil || err != nil {
+		return status, err
+	}
+	return s.withServer(ctx, status), nil
+}
+
+func (s Server) ownStatus(ctx context.Context) (adminclient.Status, error) {
 	ready, current, all := s.cfg.Progress.Snapshot()
 	cfg, early := s.cfg.Config, s.cfg.Early()
 	status := adminclient.Status{
@@ -75,6 +83,9 @@ func (s Server) Doctor(ctx context.Context) ([]adminclient.Check, error) {
 	if s.cfg.Config.Role != config.RoleServer {
 		list = append(s.checkAPI(ctx), list...)
 	}
+	if s.cfg.Process != nil {
+		list = append(list, s.checkServer(ctx)...)
+	}
 	if s.cfg.Config.RunsSandboxes() {
 		list = append(list, Doctor(ctx, *s.cfg.Config, false)...)
 	} else if parts, err := s.ready(); err == nil && parts.Apart != nil {
@@ -113,7 +124,7 @@ func (s Server) Stop() { s.cfg.Stop() }
 
 // Prepare deletes every sandbox through the API if requested.
 func (s Server) Prepare(ctx context.Context, req adminclient.ShutdownRequest, progress func(adminclient.Event)) error {
-	if !req.All || s.cfg.Config.Role != config.RoleServer { // it has no sandboxes to remove
+	if !req.All || s.cfg.Config.Role != config.RoleServer && s.cfg.Process == nil { // it has no sandboxes to remove
 		return nil
 	}
 	parts, err := s.ready()
@@ -215,5 +226,10 @@ func (s Server) Audit(ctx context.Context) ([]adminclient.Finding, error) {
 	if s.cfg.Config.ServesTraffic() {
 		a.Routes = p.Routes
 	}
-	return a.Run(ctx)
+	found, err := a.Run(ctx)
+	if s.cfg.Process == nil || err != nil {
+		return found, err
+	}
+	more, err := s.cfg.Process.Admin().Audit(ctx)
+	return append(found, more...), err
 }

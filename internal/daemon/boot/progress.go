@@ -124,6 +124,18 @@ func (p *Progress) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(body) // the client has gone
 }
 
+// Brief serves /readyz to clients that are not the operator: the same status, without phases and conditions.
+func (p *Progress) Brief(w http.ResponseWriter, _ *http.Request) {
+	ready, _, _ := p.Snapshot()
+	ready = ready && (p.serves == nil || p.serves())
+	w.Header().Set("Content-Type", "application/json")
+	if !ready {
+		w.Header().Set("Retry-After", "1")
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	_ = json.NewEncoder(w).Encode(map[string]bool{"ready": ready}) // the client has gone
+}
+
 // Err returns an errs.ErrUnavailable with the current phase unless the server is ready.
 func (p *Progress) Err() error {
 	if ready, current, _ := p.Snapshot(); !ready {
@@ -132,11 +144,11 @@ func (p *Progress) Err() error {
 	return nil
 }
 
-// Handler serves /healthz and /readyz, and refuses all else with 503 and the phase.
+// Handler serves /healthz and a brief /readyz, and refuses all else with 503 and the phase.
 func (p *Progress) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", Healthz)
-	mux.Handle("GET /readyz", p)
+	mux.HandleFunc("GET /readyz", p.Brief)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		_, current, _ := p.Snapshot()
 		w.Header().Set("Content-Type", "application/json")

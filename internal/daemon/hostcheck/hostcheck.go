@@ -261,6 +261,12 @@ func ImageLimit(cfg *config.Config) int64 {
 	return limit
 }
 
+// DiskTotal returns the size of the file system below a directory, in bytes.
+func DiskTotal(dir string) (int64, error) {
+	d, err := diskOf(dir)
+	return d.total, err
+}
+
 // diskMark is the mark for free disk space.
 func diskMark(cfg *config.Config) watermark {
 	return watermark{least: cfg.ReserveDisk.Value(), capped: cfg.ReserveDisk.Equal(config.Default().ReserveDisk)}

@@ -71,9 +71,18 @@ func (p Pods) Ready(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, er
 	return live, nil
 }
 
+// agent returns a client of the agent of a container; empty: the first.
+func (p Pods) agent(s *agents.Sandbox, container string) (*envd.Client, error) {
+	agent, err := p.Parts().Binder.Agent(s)
+	if err != nil || container == "" {
+		return agent, err
+	}
+	return agent.Container(container)
+}
+
 // Exec implements pods.Runtime.
 func (p Pods) Exec(ctx context.Context, s *agents.Sandbox, c pods.Command) (int, error) {
-	agent, err := p.Parts().Binder.Agent(s)
+	agent, err := p.agent(s, c.Container)
 	if err != nil {
 		return 0, err
 	}
@@ -81,14 +90,15 @@ func (p Pods) Exec(ctx context.Context, s *agents.Sandbox, c pods.Command) (int,
 }
 
 // Logs implements pods.Runtime. It does not resume a sandbox.
-func (p Pods) Logs(ctx context.Context, s *agents.Sandbox, follow bool, each func(at time.Time, line string) error) error {
+func (p Pods) Logs(ctx context.Context, s *agents.Sandbox, container string, follow bool, each func(at time.Time, line string) error) error {
 	if err := p.Booted(); err != nil {
 		return err
 	}
-	if phase := sandbox.PhaseOf(s); phase != sandbox.Running {
+	starts := sandbox.PhaseOf(s) == sandbox.Starting && sandbox.Started(s) // its probes have not succeeded, and its log may say why
+	if phase := sandbox.PhaseOf(s); phase != sandbox.Running && !starts {
 		return errs.Public(errs.ErrConflict, fmt.Sprintf("the sandbox is %s; its log can be read while it runs", phase))
 	}
-	agent, err := p.Parts().Binder.Agent(s)
+	agent, err := p.agent(s, container)
 	if err != nil {
 		return err
 	}

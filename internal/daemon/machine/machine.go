@@ -34,15 +34,22 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/pull"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/supervisor"
+	"github.com/barchan-dev/barchan/internal/node/disk"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
+	"github.com/barchan-dev/barchan/internal/node/netdev/rates"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/toolchain"
+	"github.com/barchan-dev/barchan/internal/node/volumes/remote"
 )
+
+// spaceMargin is what a disk must still take while images are unpacked, in bytes.
+const spaceMargin = 16 << 20
 
 // Machine is what runs sandboxes here: containerd, the OCI runtimes, the node over them.
 type Machine struct {
 	finder     *toolchain.Finder
+	remote     *remote.Mounter
 	Supervisor *supervisor.Supervisor // nil: containerd is not ours
 	Containers *ctrd.Client
 	Node       *node.Node
@@ -61,10 +68,10 @@ type Hooks struct {
 	Health   *health.Gate
 	Written  func(error)
 	Repaired func(ctx context.Context, r ipam.Repair)
-	// ImageRoom, ImagePulled and Pulling are those of node.Config.
+	// ImageRoom, ImagePulled and Event are those of node.Config.
 	ImageRoom   func(ctx context.Context, bytes int64) error
 	ImagePulled func()
-	Pulling     func(ref sandbox.Ref, reason, text string)
+	Event       func(ref sandbox.Ref, kind, reason, text string)
 	// Adopted is called when running sandboxes are adopted; its error ends the node.
 	Adopted func(ctx context.Context, n *node.Node) error
 }
@@ -101,9 +108,16 @@ func New(cfg *config.Config, log *slog.Logger, h Hooks) (_ *Machine, err error) 
 	}
 	m.Containers, err = ctrd.NewClient(ctrd.Config{
 		Address: address, Namespace: cfg.ContainerdNamespace, Pull: pull.Config{Registries: registries, MaxBytes: cfg.MaxImage.Value()},
+		Space: func() error { return hostcheck.CheckSpace(cfg)(cfg.DataDir, spaceMargin) },
 	})
 	if err != nil {
 		return nil, err
+	}
+	m.remote, err = remote.New(remote.Config{
+		Program: func() (string, error) { return m.finder.Find(toolchain.VolumeFS) }, Endpoints: cfg.VolumeEndpoints, Log: log,
+	})
+	if err != nil {
+		return nil, errors.Join(err, m.Containers.Close())
 	}
 	nodeConfig, err := m.nodeConfig(cfg, log, h)
 	if err == nil {
@@ -129,14 +143,16 @@ func (m *Machine) nodeConfig(cfg *config.Config, log *slog.Logger, h Hooks) (nod
 		Containerd: m.Containers, Runtimes: runtimes, DefaultClass: oci.Class(cfg.DefaultRuntime), AgentBinary: agent,
 		Network: netdev.Config{
 			Bridge: cfg.BridgeName, Subnet: cfg.Subnet, Subnet6: cfg.Subnet6, Table: cfg.NftTable, NetnsPrefix: cfg.NetnsPrefix,
-			Spares: cfg.SpareNetworks, Resolvers: cfg.DNSResolvers, Reachable: cfg.Reachable, Log: log,
+			Spares: cfg.SpareNetworks, Resolvers: cfg.DNSResolvers, Reachable: cfg.Reachable,
+			Connections: uint32(cfg.SandboxConnections),
+			Rates:       rates.Limits{Bytes: uint64(cfg.SandboxBandwidth.Value()) / 8, Packets: uint64(cfg.SandboxPackets)}, Log: log,
 		},
-		CgroupParent: cfg.CgroupParent,
+		InternalZones: cfg.InternalZones, CgroupParent: cfg.CgroupParent, DefaultDisk: cfg.SandboxDisk.Value(),
 		DefaultLimits: oci.Limits{
 			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),
 		},
 		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.Exists, Objects: h.Objects, Log: log, Refuse: h.Health.Err, CheckSpace: hostcheck.CheckSpace(cfg), Journalled: h.Written, OnRepair: h.Repaired, Metrics: h.Metrics,
-		ImageRoom: h.ImageRoom, ImagePulled: h.ImagePulled, OnPull: h.Pulling,
+		ImageRoom: h.ImageRoom, ImagePulled: h.ImagePulled, Event: h.Event, RemoteVolumes: m.remote,
 	}
 	if failpoint.Enabled {
 		out.AfterStep = func(step string) error { return failpoint.Err("node/" + step) }
@@ -295,7 +311,13 @@ func (m *Machine) Components(ctx context.Context) (out []adminclient.Component) 
 		}
 		out = append(out, c)
 	}
-	return out
+	disks := adminclient.Component{Name: "disks", State: "bounded", Version: "ext4 on loop devices"}
+	if mke2fs, err := disk.Check(); err != nil {
+		disks.State, disks.Version = "unbounded", errs.Text(err)
+	} else {
+		disks.Path = mke2fs
+	}
+	return append(out, disks)
 }
 
 // RemoveLeftovers removes all host resources of a data directory.

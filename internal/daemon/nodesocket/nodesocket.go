@@ -1,5 +1,6 @@
 // Package nodesocket connects a server with the node that runs its sandboxes in a process of its own on the same machine: the node
-// answers on a unix socket what objects do not hold. That is whether it can take new work, and the disk space that a sandbox uses.
+// answers on a unix socket what objects do not hold. That is whether it can take new work, the disk space that a sandbox uses, and the
+// files of volumes, for those who have their tokens.
 //
 // The socket takes no orders. What a node is to do stands in objects, which it reads by its own account.
 package nodesocket
@@ -13,6 +14,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httputil"
 	"net/url"
 	"os/user"
 	"strconv"
@@ -25,7 +27,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
+
+// ContentPath begins the paths of volumes' files.
+const ContentPath = "/volumecontent/"
 
 const (
 	pathState = "/v1/state"
@@ -60,6 +66,8 @@ type Config struct {
 	// State and DiskUsed answer. DiskUsed returns bytes.
 	State    func() State
 	DiskUsed func(ctx context.Context, ref sandbox.Ref) (int64, error)
+	// Content serves the files of volumes below ContentPath to those who have their tokens; nil: there are none.
+	Content http.Handler
 }
 
 // Serve answers a server until ctx is done.
@@ -82,6 +90,9 @@ func Serve(ctx context.Context, cfg Config) error {
 			answer(w, n)
 		}
 	})
+	if cfg.Content != nil {
+		mux.Handle(ContentPath, cfg.Content)
+	}
 	return adminapi.Serve(ctx, adminapi.Socket{Path: cfg.Socket, GID: gid, Shared: true}, mux, cfg.Log)
 }
 
@@ -120,12 +131,41 @@ func NewClient(socket string) *Client {
 	return &Client{socket: socket, http: &http.Client{Timeout: patience, Transport: &http.Transport{DialContext: dial, IdleConnTimeout: time.Minute}}}
 }
 
+// Content passes requests for the files of volumes on to the node, which checks their tokens.
+func (c *Client) Content(log *slog.Logger) http.Handler {
+	return &httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "node" },
+		Transport:     c.http.Transport,
+		FlushInterval: -1,
+		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelInfo),
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			log.WarnContext(r.Context(), "files of a volume not served", telemetry.Error, err)
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = io.WriteString(w, `{"code":503,"message":"the node does not answer; try again"}`)
+		},
+	}
+}
+
 // State returns what the node reports of itself.
 func (c *Client) State(ctx context.Context) (State, error) { return get[State](ctx, c, pathState) }
 
 // DiskUsed returns the bytes that the files of a sandbox take, or an errs.ErrNotFound.
 func (c *Client) DiskUsed(ctx context.Context, ref sandbox.Ref) (int64, error) {
 	return get[int64](ctx, c, pathDisk+"?"+url.Values{"namespace": {ref.Namespace}, "name": {ref.Name}, "uid": {string(ref.UID)}}.Encode())
+}
+
+// Await returns when the node answers, which it does once its boot is complete.
+func (c *Client) Await(ctx context.Context) error {
+	for {
+		if _, err := c.State(ctx); err == nil {
+			return nil
+		}
+		if !lifecycle.Sleep(ctx, interval/20) {
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // Watch sets the node's conditions on the server's gate until ctx is done, and one of its own while the node does not answer.

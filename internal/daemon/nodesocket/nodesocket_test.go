@@ -3,6 +3,10 @@ package nodesocket_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -151,5 +155,33 @@ func TestGroup(t *testing.T) {
 	err := nodesocket.Serve(ctx, nodesocket.Config{Socket: filepath.Join(t.TempDir(), "s"), Group: "no-such-group", Log: telemetry.Discard()})
 	if !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), "nodeSocketGroup") {
 		t.Errorf("an unknown group: %v", err)
+	}
+}
+
+// TestContent passes a request on as it is, and tells of a node that is away.
+func TestContent(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "node.sock")
+	content := nodesocket.NewClient(socket).Content(telemetry.Discard())
+	ask := func() *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPut, nodesocket.ContentPath+"v1/file?path=%2Fa%20b", strings.NewReader("text"))
+		r.Header.Set("Authorization", "Bearer token")
+		w := httptest.NewRecorder()
+		content.ServeHTTP(w, r)
+		return w
+	}
+	if w := ask(); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "the node does not answer") {
+		t.Errorf("without a node: %d %s", w.Code, w.Body)
+	}
+	serve(t, nodesocket.Config{Socket: socket, Log: telemetry.Discard(), State: func() nodesocket.State { return nodesocket.State{} }, Content: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.WriteHeader(http.StatusTeapot)
+		fmt.Fprint(w, r.Method, " ", r.URL, " ", r.Header.Get("Authorization"), " ", r.ContentLength, " ", string(body))
+	})})
+	if err := nodesocket.NewClient(socket).Await(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if w, want := ask(), "PUT /volumecontent/v1/file?path=%2Fa%20b Bearer token 4 text"; w.Code != http.StatusTeapot || w.Body.String() != want {
+		t.Errorf("answer %d %s, want %s", w.Code, w.Body, want)
 	}
 }

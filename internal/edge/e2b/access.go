@@ -3,6 +3,7 @@ package e2b
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -11,6 +12,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/kubeauth"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 )
 
 // Tokens authenticates and authorizes by tokens of a Kubernetes cluster; kubeauth.Authorizer implements it.
@@ -25,7 +27,9 @@ var (
 	buildResource      = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "templatebuilds"}
 	checkpointResource = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "checkpoints"}
 	volumeResource     = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "volumes"}
-	keyResource        = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "apikeys"}
+	// webhooks are Secrets, and an event of a sandbox may be older than the sandbox.
+	secretResource = schema.GroupResource{Resource: "secrets"}
+	keyResource    = schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "apikeys"}
 
 	updateSandboxes = kubeauth.Access{Verb: "update", Resource: sandboxResource}
 )
@@ -33,71 +37,100 @@ var (
 // sandboxDetail is the one route that returns a sandbox's access token and changes nothing.
 const sandboxDetail = "GET /sandboxes/{sandboxID}"
 
-// accessOf is what the caller of a route must be allowed to do with the objects behind it. API keys are allowed everything in
-// their namespace.
-var accessOf = map[string]kubeauth.Access{
-	"POST /sandboxes":                                     {Verb: "create", Resource: sandboxResource},
-	"POST /v2/sandboxes":                                  {Verb: "create", Resource: sandboxResource},
-	"GET /sandboxes":                                      {Verb: "list", Resource: sandboxResource},
-	"GET /v2/sandboxes":                                   {Verb: "list", Resource: sandboxResource},
-	"GET /sandboxes/metrics":                              {Verb: "list", Resource: sandboxResource},
-	sandboxDetail:                                         {Verb: "get", Resource: sandboxResource},
-	"GET /sandboxes/{sandboxID}/metrics":                  {Verb: "get", Resource: sandboxResource},
-	"GET /sandboxes/{sandboxID}/logs":                     {Verb: "get", Resource: sandboxResource},
-	"GET /v2/sandboxes/{sandboxID}/logs":                  {Verb: "get", Resource: sandboxResource},
-	"DELETE /sandboxes/{sandboxID}":                       {Verb: "delete", Resource: sandboxResource},
-	"POST /sandboxes/{sandboxID}/connect":                 updateSandboxes,
-	"POST /v2/sandboxes/{sandboxID}/connect":              updateSandboxes,
-	"POST /sandboxes/{sandboxID}/timeout":                 updateSandboxes,
-	"POST /sandboxes/{sandboxID}/refreshes":               updateSandboxes,
-	"POST /sandboxes/{sandboxID}/pause":                   updateSandboxes,
-	"POST /sandboxes/{sandboxID}/resume":                  updateSandboxes,
-	"PUT /sandboxes/{sandboxID}/network":                  updateSandboxes,
-	"POST /sandboxes/{sandboxID}/fork":                    {Verb: "create", Resource: sandboxResource},
-	"POST /sandboxes/{sandboxID}/snapshots":               {Verb: "create", Resource: checkpointResource},
-	"GET /snapshots":                                      {Verb: "list", Resource: checkpointResource},
-	"DELETE /templates/{templateID}":                      {Verb: "delete", Resource: checkpointResource}, // it deletes snapshots; where there are tokens, templates are not built
-	"GET /templates":                                      {Verb: "list", Resource: templateResource},
-	"GET /v2/templates":                                   {Verb: "list", Resource: templateResource},
-	"GET /templates/{templateID}":                         {Verb: "get", Resource: templateResource},
-	"GET /templates/aliases/{alias}":                      {Verb: "get", Resource: templateResource},
-	"PATCH /templates/{templateID}":                       {Verb: "update", Resource: templateResource},
-	"PATCH /v2/templates/{templateID}":                    {Verb: "update", Resource: templateResource},
-	"POST /templates/tags":                                {Verb: "update", Resource: templateResource},
-	"DELETE /templates/tags":                              {Verb: "delete", Resource: templateResource},
-	tagsRoute:                                             {Verb: "get", Resource: templateResource},
-	"DELETE /templates/{templateID}/builds/{buildID}":     {Verb: "delete", Resource: buildResource},
-	"POST /v3/templates":                                  {Verb: "create", Resource: buildResource},
-	"POST /v2/templates":                                  {Verb: "create", Resource: buildResource},
-	"GET /templates/{templateID}/files/{hash}":            {Verb: "create", Resource: buildResource},
-	"POST /v2/templates/{templateID}/builds/{buildID}":    {Verb: "update", Resource: buildResource},
-	"GET /templates/{templateID}/builds/{buildID}/status": {Verb: "get", Resource: buildResource},
-	"GET /templates/{templateID}/builds/{buildID}/logs":   {Verb: "get", Resource: buildResource},
-	"GET /volumes":                                        {Verb: "list", Resource: volumeResource},
-	"POST /volumes":                                       {Verb: "create", Resource: volumeResource},
-	"GET /volumes/{volumeID}":                             {Verb: "update", Resource: volumeResource}, // it returns the token of the files
-	"DELETE /volumes/{volumeID}":                          {Verb: "delete", Resource: volumeResource},
-	"GET /teams":                                          {Verb: "list", Resource: sandboxResource},
-	"GET /ssh":                                            {Verb: "list", Resource: sandboxResource},
-	"GET /api-keys":                                       {Verb: "list", Resource: keyResource},
-	"GET /ssh-keys":                                       {Verb: "list", Resource: keyResource},
-	"POST /ssh-keys":                                      {Verb: "update", Resource: keyResource},
-	"DELETE /ssh-keys":                                    {Verb: "update", Resource: keyResource},
-	"POST /api-keys":                                      {Verb: "create", Resource: keyResource},
-	"DELETE /api-keys/{apiKeyID}":                         {Verb: "delete", Resource: keyResource},
+// rights are what the caller of a route must have: an API key its scope, a token of the cluster access to the objects behind it.
+type rights struct {
+	scope  barchan.KeyScope
+	access kubeauth.Access
+}
+
+func use(a kubeauth.Access) rights    { return rights{barchan.ScopeUse, a} }
+func manage(a kubeauth.Access) rights { return rights{barchan.ScopeManage, a} }
+
+// rightsOf has the rights that each route needs. Which keys a key may make and delete, package apikeys decides.
+var rightsOf = map[string]rights{
+	"POST /sandboxes":                                     use(kubeauth.Access{Verb: "create", Resource: sandboxResource}),
+	"POST /v2/sandboxes":                                  use(kubeauth.Access{Verb: "create", Resource: sandboxResource}),
+	"GET /sandboxes":                                      use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
+	"GET /v2/sandboxes":                                   use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
+	"GET /sandboxes/metrics":                              use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
+	sandboxDetail:                                         use(kubeauth.Access{Verb: "get", Resource: sandboxResource}),
+	"GET /sandboxes/{sandboxID}/metrics":                  use(kubeauth.Access{Verb: "get", Resource: sandboxResource}),
+	"GET /sandboxes/{sandboxID}/logs":                     use(kubeauth.Access{Verb: "get", Resource: sandboxResource}),
+	"GET /v2/sandboxes/{sandboxID}/logs":                  use(kubeauth.Access{Verb: "get", Resource: sandboxResource}),
+	"DELETE /sandboxes/{sandboxID}":                       use(kubeauth.Access{Verb: "delete", Resource: sandboxResource}),
+	"POST /sandboxes/{sandboxID}/connect":                 use(updateSandboxes),
+	"POST /v2/sandboxes/{sandboxID}/connect":              use(updateSandboxes),
+	"POST /sandboxes/{sandboxID}/timeout":                 use(updateSandboxes),
+	"POST /sandboxes/{sandboxID}/refreshes":               use(updateSandboxes),
+	"POST /sandboxes/{sandboxID}/pause":                   use(updateSandboxes),
+	"POST /sandboxes/{sandboxID}/resume":                  use(updateSandboxes),
+	"PUT /sandboxes/{sandboxID}/network":                  use(updateSandboxes),
+	"POST /sandboxes/{sandboxID}/fork":                    use(kubeauth.Access{Verb: "create", Resource: sandboxResource}),
+	"POST /sandboxes/{sandboxID}/snapshots":               use(kubeauth.Access{Verb: "create", Resource: checkpointResource}),
+	"GET /snapshots":                                      use(kubeauth.Access{Verb: "list", Resource: checkpointResource}),
+	"DELETE /templates/{templateID}":                      manage(kubeauth.Access{Verb: "delete", Resource: checkpointResource}), // it deletes snapshots; where there are tokens, templates are not built
+	"GET /templates":                                      use(kubeauth.Access{Verb: "list", Resource: templateResource}),
+	"GET /v2/templates":                                   use(kubeauth.Access{Verb: "list", Resource: templateResource}),
+	"GET /templates/{templateID}":                         use(kubeauth.Access{Verb: "get", Resource: templateResource}),
+	"GET /templates/aliases/{alias}":                      use(kubeauth.Access{Verb: "get", Resource: templateResource}),
+	"PATCH /templates/{templateID}":                       manage(kubeauth.Access{Verb: "update", Resource: templateResource}),
+	"PATCH /v2/templates/{templateID}":                    manage(kubeauth.Access{Verb: "update", Resource: templateResource}),
+	"POST /templates/tags":                                manage(kubeauth.Access{Verb: "update", Resource: templateResource}),
+	"DELETE /templates/tags":                              manage(kubeauth.Access{Verb: "delete", Resource: templateResource}),
+	tagsRoute:                                             use(kubeauth.Access{Verb: "get", Resource: templateResource}),
+	"DELETE /templates/{templateID}/builds/{buildID}":     manage(kubeauth.Access{Verb: "delete", Resource: buildResource}),
+	"POST /v3/templates":                                  manage(kubeauth.Access{Verb: "create", Resource: buildResource}),
+	"POST /v2/templates":                                  manage(kubeauth.Access{Verb: "create", Resource: buildResource}),
+	"GET /templates/{templateID}/files/{hash}":            manage(kubeauth.Access{Verb: "create", Resource: buildResource}),
+	"POST /v2/templates/{templateID}/builds/{buildID}":    manage(kubeauth.Access{Verb: "update", Resource: buildResource}),
+	"GET /templates/{templateID}/builds/{buildID}/status": use(kubeauth.Access{Verb: "get", Resource: buildResource}),
+	"GET /templates/{templateID}/builds/{buildID}/logs":   use(kubeauth.Access{Verb: "get", Resource: buildResource}),
+	"GET /volumes":                                        use(kubeauth.Access{Verb: "list", Resource: volumeResource}),
+	"POST /volumes":                                       manage(kubeauth.Access{Verb: "create", Resource: volumeResource}),
+	"GET /volumes/{volumeID}":                             use(kubeauth.Access{Verb: "update", Resource: volumeResource}), // it returns the token of the files
+	"DELETE /volumes/{volumeID}":                          manage(kubeauth.Access{Verb: "delete", Resource: volumeResource}),
+	"GET /teams":                                          use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
+	"GET /ssh":                                            use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
+	"GET /api-keys":                                       manage(kubeauth.Access{Verb: "list", Resource: keyResource}),
+	"GET /ssh-keys":                                       use(kubeauth.Access{Verb: "list", Resource: keyResource}),
+	"POST /ssh-keys":                                      use(kubeauth.Access{Verb: "update", Resource: keyResource}),
+	"DELETE /ssh-keys":                                    use(kubeauth.Access{Verb: "update", Resource: keyResource}),
+	"POST /api-keys":                                      manage(kubeauth.Access{Verb: "create", Resource: keyResource}),
+	"DELETE /api-keys/{apiKeyID}":                         manage(kubeauth.Access{Verb: "delete", Resource: keyResource}),
+	"PATCH /api-keys/{apiKeyID}":                          manage(kubeauth.Access{Verb: "update", Resource: keyResource}),
+	"POST /access-tokens":                                 manage(kubeauth.Access{Verb: "create", Resource: keyResource}),
+	"DELETE /access-tokens/{accessTokenID}":               manage(kubeauth.Access{Verb: "delete", Resource: keyResource}),
+	"GET /teams/{teamID}/metrics":                         use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
+	"GET /teams/{teamID}/metrics/max":                     use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
+	"GET /events/sandboxes":                               use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
+	"GET /events/sandboxes/{sandboxID}":                   use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
+	"GET /events/webhooks":                                manage(kubeauth.Access{Verb: "list", Resource: secretResource}),
+	"POST /events/webhooks":                               manage(kubeauth.Access{Verb: "create", Resource: secretResource}),
+	"GET /events/webhooks/{webhookID}":                    manage(kubeauth.Access{Verb: "get", Resource: secretResource}),
+	"PATCH /events/webhooks/{webhookID}":                  manage(kubeauth.Access{Verb: "update", Resource: secretResource}),
+	"DELETE /events/webhooks/{webhookID}":                 manage(kubeauth.Access{Verb: "delete", Resource: secretResource}),
+}
+
+// checkScope refuses a route beyond the scope of an API key. A route without rights needs all of them.
+func checkScope(have barchan.KeyScope, route string) error {
+	need := rightsOf[route].scope.OrAdmin()
+	if have.Covers(need) {
+		return nil
+	}
+	return errs.Public(errs.ErrForbidden, fmt.Sprintf("this API key has the scope %s, and %s needs %s; use such a key: barchan key create --scope %s", have, route, need, need))
 }
 
 // authorize authenticates a caller by a token of the cluster, and checks that it may use a route.
-func (s *Server) authorize(ctx context.Context, c *caller, route string) (err error) {
-	access, known := accessOf[route]
+func (s *Server) authorize(ctx context.Context, c *request.Caller, route string) (err error) {
+	right, known := rightsOf[route]
 	if !known {
 		return errs.Public(errs.ErrForbidden, "a token of the cluster has no right to this route; use an API key")
 	}
-	if c.Namespace, err = s.tokens.Authorize(ctx, c.secret, access); err != nil || route != sandboxDetail {
+	if c.Namespace, err = s.tokens.Authorize(ctx, c.Secret, right.access); err != nil || route != sandboxDetail {
 		return err
 	}
-	_, err = s.tokens.Authorize(ctx, c.secret, updateSandboxes)
-	if c.readOnly = errors.Is(err, errs.ErrForbidden); c.readOnly {
+	_, err = s.tokens.Authorize(ctx, c.Secret, updateSandboxes)
+	if c.ReadOnly = errors.Is(err, errs.ErrForbidden); c.ReadOnly {
 		return nil
 	}
 	return err

@@ -11,11 +11,12 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/kubeauth"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/volumes"
 )
 
 // TestAccessOfRoutes has each route of the document require a right, and no others.
 func TestAccessOfRoutes(t *testing.T) {
-	text, err := os.ReadFile("openapi.yaml")
+	text, err := os.ReadFile("api/openapi.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,14 +35,14 @@ func TestAccessOfRoutes(t *testing.T) {
 		}
 	}
 	for route := range routes {
-		if _, path, _ := strings.Cut(route, " "); strings.HasPrefix(path, contentPath) {
+		if _, path, _ := strings.Cut(route, " "); strings.HasPrefix(path, volumes.ContentPath) {
 			continue // the volume's token is needed, and no key
 		}
-		if access := accessOf[route]; access.Verb == "" || access.Resource.Resource == "" {
+		if right := rightsOf[route]; right.access.Verb == "" || right.access.Resource.Resource == "" || !right.scope.Known() {
 			t.Errorf("%s requires no right", route)
 		}
 	}
-	for route := range accessOf {
+	for route := range rightsOf {
 		if !routes[route] {
 			t.Errorf("%s is no route", route)
 		}

@@ -25,6 +25,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/api"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 	"github.com/barchan-dev/barchan/internal/testkit/npm"
 )
@@ -176,7 +178,7 @@ func (f *fixture) wantBuilt() {
 }
 
 // request asks for a build and returns the paths of its routes.
-func (f *fixture) request(name string) (build RequestedTemplateBuild, start, read string) {
+func (f *fixture) request(name string) (build api.RequestedTemplateBuild, start, read string) {
 	f.t.Helper()
 	f.want(202, &build, "POST", "/v3/templates", fmt.Sprintf(`{"name":%q}`, name))
 	path := "/templates/" + build.TemplateID + "/builds/" + build.BuildID
@@ -231,10 +233,12 @@ func TestBuildErrors(t *testing.T) {
 		"no source":        {"POST", start, `{}`, nil, 400, "fromImage: name either an image"},
 		"two sources":      {"POST", start, `{"fromImage":"x","fromTemplate":"base"}`, nil, 400, "fromImage: name either an image"},
 		"no template":      {"POST", start, `{"fromTemplate":"nope"}`, nil, 400, "fromTemplate: template 'nope' not found"},
-		"registry of AWS":  {"POST", start, `{"fromImage":"x","fromImageRegistry":{"type":"aws","awsAccessKeyId":"a","awsSecretAccessKey":"b","awsRegion":"c"}}`, nil, 400, "fromImageRegistry.type: aws is not supported"},
+		"registry of AWS":  {"POST", start, `{"fromImage":"x","fromImageRegistry":{"type":"aws","awsAccessKeyId":"a","awsSecretAccessKey":"b","awsRegion":"evil.test/"}}`, nil, 400, "fromImageRegistry.awsRegion: "},
 		"odd registry":     {"POST", start, `{"fromImage":"x","fromImageRegistry":{"type":"ftp"}}`, nil, 400, "fromImageRegistry.type: "},
 		"no password":      {"POST", start, `{"fromImage":"x","fromImageRegistry":{"type":"registry","username":"u"}}`, nil, 400, "fromImageRegistry.password: is empty"},
 		"no key":           {"POST", start, `{"fromImage":"x","fromImageRegistry":{"type":"gcp","serviceAccountJson":"{"}}`, nil, 400, "fromImageRegistry.serviceAccountJson: "},
+		"a stage's":        {"POST", start, `{"fromImage":"x","stages":[{"name":"a","fromImage":"y","fromImageRegistry":{"type":"registry","username":"u"}}]}`, nil, 400, "stages[0].fromImageRegistry.password: is empty"},
+		"two for one":      {"POST", start, `{"fromImage":"x","stages":[{"name":"a","fromImage":"r.test/y","fromImageRegistry":{"type":"registry","username":"u","password":"p"}},{"name":"b","fromImage":"r.test/y:2","fromImageRegistry":{"type":"registry","username":"u","password":"q"}}]}`, nil, 400, "stages[1].fromImageRegistry: differs"},
 		"no image":         {"POST", start, `{"fromTemplate":"base","fromImageRegistry":{"type":"registry","username":"u","password":"p"}}`, nil, 400, "fromImageRegistry: is for fromImage"},
 		"step":             {"POST", start, step(`{"type":"ADD","args":["a"]}`), nil, 400, `steps[1].type: "ADD" is none of`},
 		"no arguments":     {"POST", start, step(`{"type":"RUN"}`), nil, 400, "steps[1].args: "},
@@ -267,7 +271,7 @@ func TestBuildStatusOverTheWire(t *testing.T) {
 	if want := pool.BuiltTemplateID(team, "mine"); build.TemplateID != want || fmt.Sprint(build.Names, build.Tags, build.Aliases, build.Public) != "[team-a/mine] [default] [mine] false" {
 		t.Errorf("the build is %+v, want the template %s", build, want)
 	}
-	var info TemplateBuildInfo
+	var info api.TemplateBuildInfo
 	f.want(200, &info, "GET", read+"/status", "")
 	if info.Status != "waiting" || info.TemplateID != build.TemplateID || info.BuildID != build.BuildID || info.Logs == nil {
 		t.Errorf("before the start it is %+v", info)
@@ -283,12 +287,12 @@ func TestBuildStatusOverTheWire(t *testing.T) {
 	if err := f.cluster.Status().Update(t.Context(), one); err != nil {
 		t.Fatal(err)
 	}
-	info = TemplateBuildInfo{}
+	info = api.TemplateBuildInfo{}
 	f.want(200, &info, "GET", read+"/status?logsOffset=4", "")
 	if info.Status != "error" || info.Reason == nil || len(info.LogEntries) != 0 || info.LogEntries == nil {
 		t.Fatalf("after its end it is %+v", info)
 	}
-	if got := *info.Reason; got.Message != "no such image" || deref(got.Step) != "base" {
+	if got := *info.Reason; got.Message != "no such image" || request.Deref(got.Step) != "base" {
 		t.Errorf("the reason is %+v", got)
 	}
 }
@@ -302,16 +306,16 @@ func TestBuildLogsOverTheWire(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var info TemplateBuildInfo
+	var info api.TemplateBuildInfo
 	f.want(200, &info, "GET", read+"/status?logsOffset=1&limit=2", "")
-	if len(info.LogEntries) != 2 || info.LogEntries[0].Message != "info" || deref(info.LogEntries[0].Step) != "2" || info.LogEntries[1].Level != LevelWarn {
+	if len(info.LogEntries) != 2 || info.LogEntries[0].Message != "info" || request.Deref(info.LogEntries[0].Step) != "2" || info.LogEntries[1].Level != api.LevelWarn {
 		t.Errorf("entries are %+v", info.LogEntries)
 	}
 	for query, want := range map[string]string{
 		"": "info warn error", "?level=debug&direction=backward": "error warn info debug", "?level=warn": "warn error",
 		"?cursor=1500": "warn error", "?cursor=1500&direction=backward": "info", "?limit=1&level=debug": "debug",
 	} {
-		var logs GetTemplateBuildLogs200JSONResponse
+		var logs api.GetTemplateBuildLogs200JSONResponse
 		f.want(200, &logs, "GET", read+"/logs"+query, "")
 		var got []string
 		for _, e := range logs.Logs {
@@ -334,7 +338,7 @@ func (f *fixture) buildObject(name string) *barchan.TemplateBuild {
 }
 
 // built has a template that a build has made.
-func built(t *testing.T) (*fixture, RequestedTemplateBuild) {
+func built(t *testing.T) (*fixture, api.RequestedTemplateBuild) {
 	t.Helper()
 	f, files := newBuildFixture(t, builds.Config{})
 	build, start, _ := f.request("mine")
@@ -349,13 +353,13 @@ func built(t *testing.T) (*fixture, RequestedTemplateBuild) {
 func TestBuiltTemplate(t *testing.T) {
 	f, build := built(t)
 	second, _, _ := f.request("mine")
-	var list []Template
+	var list []api.Template
 	f.want(200, &list, "GET", "/templates", "")
-	i := slices.IndexFunc(list, func(one Template) bool { return one.TemplateID == build.TemplateID })
+	i := slices.IndexFunc(list, func(one api.Template) bool { return one.TemplateID == build.TemplateID })
 	if i < 0 || list[i].BuildID != build.BuildID || second.TemplateID != build.TemplateID {
 		t.Errorf("templates are %+v; the second build is %+v", list, second)
 	}
-	var one TemplateWithBuilds
+	var one api.TemplateWithBuilds
 	f.want(200, &one, "GET", "/templates/"+build.TemplateID, "")
 	var got []string
 	for _, b := range one.Builds {

@@ -1,7 +1,9 @@
 package e2b_test
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -21,14 +23,15 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/events"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
@@ -44,6 +47,37 @@ func BenchmarkClaim(b *testing.B) {
 	}
 }
 
+// BenchmarkList lists 10,000 running sandboxes over HTTP: one page of E2B's size, and all as `barchan ls` does.
+func BenchmarkList(b *testing.B) {
+	const sandboxes = 10_000
+	s := newClaimServer(b)
+	s.fill(b, sandboxes)
+	var left atomic.Int64
+	left.Store(sandboxes)
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for left.Add(-1) >= 0 {
+				if _, err := s.rest.Create(b.Context(), client.CreateOptions{TemplateID: "base", Timeout: time.Hour}); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for name, limit := range map[string]int{"page": 100, "all": 0} {
+		b.Run(name, func(b *testing.B) {
+			want := cmp.Or(limit, sandboxes)
+			for b.Loop() {
+				if list, err := s.rest.List(b.Context(), client.ListOptions{Limit: limit}); err != nil || len(list) != want {
+					b.Fatal(len(list), err)
+				}
+			}
+		})
+	}
+}
+
 func benchmarkClaim(b *testing.B, clients int) {
 	s := newClaimServer(b)
 	s.fill(b, max(b.N, 1000))
@@ -55,7 +89,7 @@ func benchmarkClaim(b *testing.B, clients int) {
 		wg.Go(func() {
 			for i := int(next.Add(1)) - 1; i < b.N; i = int(next.Add(1)) - 1 {
 				begin := time.Now()
-				made, err := s.rest.Create(b.Context(), restclient.NewSandbox{TemplateID: "base", Timeout: 300})
+				made, err := s.rest.Create(b.Context(), client.CreateOptions{TemplateID: "base", Timeout: 5 * time.Minute})
 				if err != nil {
 					b.Error(err)
 					return
@@ -82,7 +116,7 @@ type claimServer struct {
 	api      *apiserver.Server
 	objects  *cache.Cache
 	picker   *picker.Picker
-	rest     *restclient.Client
+	rest     *client.Client
 	template *extensions.SandboxTemplate
 	pool     *extensions.SandboxWarmPool
 	revision string
@@ -116,10 +150,20 @@ func newClaimServer(b *testing.B) *claimServer {
 	quotas, err := quota.New(quota.Config{Reader: s.objects, Log: telemetry.Discard()})
 	must(err)
 	assumed := assumecache.New(s.objects.Sandbox)
+	store, err := events.Open(dir, 0) // on the disk of etcd, as in a server
+	must(err)
+	recorder, err := events.NewRecorder(events.Config{
+		Store: store, Objects: s.objects, Log: telemetry.Discard(), Recorded: func() {}, SizeOf: func(*agents.Sandbox) events.Size { return events.Size{} },
+		Gone: func(context.Context, string) (bool, error) { return false, nil },
+	})
+	must(err)
 	_, err = cache.On(ctx, s.objects, func(older, newer *agents.Sandbox) {
 		assumed.Observe(older, newer)
 		s.picker.Observe(older, newer)
 		quotas.Observe(older, newer)
+		if os.Getenv("BENCH_NO_EVENTS") == "" {
+			recorder.Observe(older, newer)
+		}
 		if newer != nil {
 			routes.Apply(newer)
 		}
@@ -127,6 +171,7 @@ func newClaimServer(b *testing.B) *claimServer {
 	must(err)
 	wg.Go(func() { _ = s.objects.Run(ctx) })
 	must(s.objects.WaitSynced(ctx))
+	wg.Go(func() { _ = errors.Join(recorder.Run(ctx), store.Close()) })
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	must(err)
 	byAddress := agentclient.New(agentclient.Config{Tokens: tokens})
@@ -142,7 +187,7 @@ func newClaimServer(b *testing.B) *claimServer {
 	s.writeObjects(ctx, b, must)
 	key := barchan.NewKeySecret()
 	must(s.objects.Live().Create(ctx, &barchan.APIKey{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bench"}, Spec: barchan.NewAPIKeySpec(key, "")}))
-	s.rest, err = restclient.New(restclient.Config{URL: web.URL, Key: key, UserAgent: "bench", HTTP: &http.Client{Transport: &http.Transport{
+	s.rest, err = client.New(client.Config{URL: web.URL, Key: key, UserAgent: "bench", HTTP: &http.Client{Transport: &http.Transport{
 		MaxIdleConnsPerHost: 64, DialContext: (&net.Dialer{}).DialContext,
 	}}})
 	must(err)

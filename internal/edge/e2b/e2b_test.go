@@ -18,8 +18,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
@@ -28,6 +30,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/api"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
@@ -41,7 +45,7 @@ func (fakeWitness) Stats(context.Context, *agents.Sandbox) (envd.Metrics, error)
 	return envd.Metrics{Timestamp: time.Now().Unix(), CPUCount: 2, CPUUsedPct: 1.5, MemTotal: 1 << 30, MemUsed: 1 << 20}, nil
 }
 
-func (fakeWitness) Logs(context.Context, *agents.Sandbox, time.Time) ([]envd.LogLine, error) {
+func (fakeWitness) Logs(context.Context, *agents.Sandbox, string, time.Time) ([]envd.LogLine, error) {
 	at := time.Unix(1700000000, 0)
 	return []envd.LogLine{
 		{Timestamp: at, Source: envd.SourceEntrypoint, Stream: envd.StreamStdout, Line: "hello"},
@@ -114,7 +118,7 @@ func newFixtureOf(t *testing.T, managed func(*manager.Config), change ...func(*C
 	f.Server = httptest.NewServer(s)
 	t.Cleanup(f.Close)
 	for ns, key := range map[string]*string{team: &f.key, otherTeam: &f.other} {
-		if _, *key, err = f.manager.Keys.Create(t.Context(), apikeys.Identity{Namespace: ns}, "test", nil); err != nil {
+		if _, *key, err = f.manager.Keys.Create(t.Context(), apikeys.Identity{Namespace: ns}, apikeys.New{Description: "test"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -160,9 +164,9 @@ func (f *fixture) want(status int, into any, method, path, body string, header .
 	return h
 }
 
-func (f *fixture) create(body string) Sandbox {
+func (f *fixture) create(body string) api.Sandbox {
 	f.t.Helper()
-	var s Sandbox
+	var s api.Sandbox
 	f.want(http.StatusCreated, &s, "POST", "/v2/sandboxes", body)
 	return s
 }
@@ -183,7 +187,7 @@ func TestSandboxObjectHasTheFieldsThatClientsNeed(t *testing.T) {
 	if _, has := insecure["envdAccessToken"]; has || insecure["trafficAccessToken"] != nil {
 		t.Errorf("v1 without security is %v", insecure)
 	}
-	var v1 SandboxDetail
+	var v1 api.SandboxDetail
 	f.want(200, &v1, "GET", fmt.Sprint("/sandboxes/", insecure["sandboxID"]), "")
 	if v1.EndAt.Before(before.Add(15*time.Second)) || v1.EndAt.After(after.Add(16*time.Second)) {
 		t.Errorf("v1 was made from %s to %s and ends at %s, want 15 s later", before, after, v1.EndAt)
@@ -211,7 +215,7 @@ func TestErrorsHaveOneShape(t *testing.T) {
 		text               string
 	}{
 		"no key":             {"GET", "/v2/sandboxes", "", []string{"X-API-Key", ""}, 401, "an API key is required"},
-		"wrong key":          {"GET", "/v2/sandboxes", "", []string{"X-API-Key", "e2b_00"}, 401, "unknown, revoked or expired"},
+		"wrong key":          {"GET", "/v2/sandboxes", "", []string{"X-API-Key", "e2b_00"}, 401, "unknown or revoked"},
 		"wrong bearer":       {"GET", "/teams", "", []string{"X-API-Key", "", "Authorization", "Bearer e2b_00"}, 401, "unknown"},
 		"malformed JSON":     {"POST", "/v2/sandboxes", `{"templateID":`, nil, 400, "the body is not JSON"},
 		"trailing bytes":     {"POST", "/v2/sandboxes", `{"templateID":"base"} x`, nil, 400, "the body is not JSON"},
@@ -284,7 +288,7 @@ func TestErrorsHaveOneShape(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, text, h := f.do(give.method, give.path, give.body, give.header...)
-			var body Error
+			var body api.Error
 			if err := json.Unmarshal([]byte(text), &body); err != nil || status != give.status || int(body.Code) != status || !strings.Contains(body.Message, give.text) {
 				t.Errorf("%s %s = %d %s (%v), want %d and %q", give.method, give.path, status, text, err, give.status, give.text)
 			}
@@ -300,7 +304,7 @@ func TestErrorsHaveOneShape(t *testing.T) {
 
 func TestIdempotencyOverTheWire(t *testing.T) {
 	f := newFixture(t)
-	var first, again Sandbox
+	var first, again api.Sandbox
 	f.want(201, &first, "POST", "/v2/sandboxes", `{"templateID":"base","metadata":{"a":"1","b":"2"}}`, "Idempotency-Key", "a key, 1")
 	f.want(201, &again, "POST", "/v2/sandboxes", `{"metadata":{"b":"2","a":"1"}, "templateID":"base"}`, "Idempotency-Key", "a key, 1")
 	if first.SandboxID != again.SandboxID || *first.EnvdAccessToken != *again.EnvdAccessToken {
@@ -324,7 +328,7 @@ func TestIdempotencyOverTheWire(t *testing.T) {
 	if res.StatusCode != 400 {
 		t.Errorf("two keys: %d", res.StatusCode)
 	}
-	var page []ListedSandbox
+	var page []api.ListedSandbox
 	if f.want(200, &page, "GET", "/v2/sandboxes", ""); len(page) != 1 {
 		t.Errorf("%d sandboxes, want 1", len(page))
 	}
@@ -386,15 +390,15 @@ func TestLifeOverTheWire(t *testing.T) {
 	f := newFixture(t)
 	s := f.create(`{"templateID":"base","autoPause":true,"autoResume":{"enabled":true},"allow_internet_access":false}`)
 	at := "/sandboxes/" + s.SandboxID
-	var d SandboxDetail
+	var d api.SandboxDetail
 	f.want(200, &d, "GET", at+"-client", "")
-	if d.State != StateRunning || d.Lifecycle.OnTimeout != OnTimeoutPause || !d.Lifecycle.AutoResume || d.AllowInternetAccess == nil || *d.AllowInternetAccess {
+	if d.State != api.StateRunning || d.Lifecycle.OnTimeout != api.OnTimeoutPause || !d.Lifecycle.AutoResume || d.AllowInternetAccess == nil || *d.AllowInternetAccess {
 		t.Errorf("detail is %+v", d)
 	}
 	f.want(204, nil, "POST", at+"/timeout", `{"timeout":600}`)
 	f.want(204, nil, "POST", at+"/refreshes", "")
 	f.want(204, nil, "PUT", at+"/network", `{"allowOut":["1.1.1.1"],"denyOut":["0.0.0.0/0"],"egressProxy":null}`)
-	var again Sandbox
+	var again api.Sandbox
 	f.want(200, &again, "POST", at+"/connect", `{"timeout":60}`)
 	f.want(200, &again, "POST", "/v2"+at+"/connect", "", "Content-Type", "text/plain")
 	if again.EnvdAccessToken == nil || *again.EnvdAccessToken != *s.EnvdAccessToken {
@@ -403,7 +407,7 @@ func TestLifeOverTheWire(t *testing.T) {
 	f.want(204, nil, "POST", at+"/pause", "")
 	f.want(409, nil, "POST", at+"/pause", "{}")
 	f.want(200, &d, "GET", at, "")
-	if d.State != StatePaused || !slices.Equal(d.Network.AllowOut, []string{"1.1.1.1"}) {
+	if d.State != api.StatePaused || !slices.Equal(d.Network.AllowOut, []string{"1.1.1.1"}) {
 		t.Errorf("detail is %+v", d)
 	}
 	f.want(201, &again, "POST", "/v2"+at+"/connect", `{"timeout":60}`)
@@ -418,12 +422,12 @@ func TestMetricsAndLogsOverTheWire(t *testing.T) {
 	f := newFixture(t)
 	s := f.create(`{"templateID":"base"}`)
 	at := "/sandboxes/" + s.SandboxID
-	var samples []SandboxMetric
+	var samples []api.SandboxMetric
 	f.want(200, &samples, "GET", at+"/metrics?start=1&end="+fmt.Sprint(time.Now().Unix()+5), "")
 	if len(samples) != 1 || samples[0].MemTotal != 1<<30 {
 		t.Errorf("metrics are %+v", samples)
 	}
-	var many SandboxesWithMetrics
+	var many api.SandboxesWithMetrics
 	f.want(200, &many, "GET", "/sandboxes/metrics?sandbox_ids="+s.SandboxID+",nope", "")
 	if len(many.Sandboxes) != 1 {
 		t.Errorf("metrics are %+v", many)
@@ -433,9 +437,9 @@ func TestMetricsAndLogsOverTheWire(t *testing.T) {
 func TestLogsOverTheWire(t *testing.T) {
 	f := newFixture(t)
 	at := "/sandboxes/" + f.create(`{"templateID":"base"}`).SandboxID
-	var logs SandboxLogs
+	var logs api.SandboxLogs
 	f.want(200, &logs, "GET", at+"/logs?start=1700000000500&limit=10", "")
-	levels := []LogLevel{LevelError, LevelInfo, LevelWarn}
+	levels := []api.LogLevel{api.LevelError, api.LevelInfo, api.LevelWarn}
 	if len(logs.Logs) != len(levels) || len(logs.LogEntries) != len(levels) {
 		t.Fatalf("logs are %+v", logs)
 	}
@@ -449,7 +453,7 @@ func TestLogsOverTheWire(t *testing.T) {
 		}
 	}
 	for level, want := range map[string]string{"": "warn info error info", "debug": "warn info error info", "info": "warn info error info", "warn": "warn error", "error": "error"} {
-		var logs2 SandboxLogsV2
+		var logs2 api.SandboxLogsV2
 		query := "?direction=backward"
 		if level != "" {
 			query += "&level=" + level
@@ -478,7 +482,7 @@ func TestListOverTheWire(t *testing.T) {
 	// The encoding of the SDKs: each key and value, then the form, then the query.
 	form := url.Values{url.PathEscape(odd): {url.PathEscape("0")}, "k": {url.PathEscape(odd)}}.Encode()
 	path := "/v2/sandboxes?limit=2&state=running,paused&metadata=" + url.QueryEscape(form)
-	var page []ListedSandbox
+	var page []api.ListedSandbox
 	h := f.want(200, &page, "GET", path, "")
 	if len(page) != 2 || h.Get("X-Total-Running") != "3" || h.Get("X-Next-Token") == "" {
 		t.Fatalf("page is %+v with %v", page, h)
@@ -488,9 +492,9 @@ func TestListOverTheWire(t *testing.T) {
 		t.Errorf("last page is %+v with %v", page, h)
 	}
 	one := page[0]
-	f.want(200, &page, "GET", "/v2/sandboxes?name="+deref(one.Name), "")
-	if deref(one.Name) == "" || len(page) != 1 || page[0].SandboxID != one.SandboxID {
-		t.Errorf("the sandbox of the name %q is %+v, want %s", deref(one.Name), page, one.SandboxID)
+	f.want(200, &page, "GET", "/v2/sandboxes?name="+request.Deref(one.Name), "")
+	if request.Deref(one.Name) == "" || len(page) != 1 || page[0].SandboxID != one.SandboxID {
+		t.Errorf("the sandbox of the name %q is %+v, want %s", request.Deref(one.Name), page, one.SandboxID)
 	}
 	f.want(200, &page, "GET", "/sandboxes", "")
 	if len(page) != 5 {
@@ -503,28 +507,28 @@ func TestListOverTheWire(t *testing.T) {
 
 func TestTemplatesTeamsAndKeys(t *testing.T) {
 	f := newFixture(t)
-	var list []Template
+	var list []api.Template
 	f.want(200, &list, "GET", "/templates?teamID=x", "")
 	f.want(200, &list, "GET", "/v2/templates?limit=1", "")
 	if len(list) != 1 || list[0].BuildStatus != "ready" || len(list[0].Names) == 0 {
 		t.Errorf("templates are %+v", list)
 	}
-	var one TemplateWithBuilds
+	var one api.TemplateWithBuilds
 	f.want(200, &one, "GET", "/templates/base", "")
-	var alias GetTemplateAlias200JSONResponse
+	var alias api.GetTemplateAlias200JSONResponse
 	f.want(200, &alias, "GET", "/templates/aliases/"+url.PathEscape(templates.PublicNamespace+"/base"), "")
 	if len(one.Builds) != 1 || alias.TemplateID != one.TemplateID || !alias.Public {
 		t.Errorf("template is %+v, alias %+v", one, alias)
 	}
-	var teams []Team
+	var teams []api.Team
 	f.want(200, &teams, "GET", "/teams", "", "X-API-Key", "", "Authorization", "bearer "+f.key)
 	if len(teams) != 1 || teams[0].TeamID != team || !teams[0].IsDefault {
 		t.Errorf("teams are %+v", teams)
 	}
-	var made CreatedAPIKey
+	var made api.CreatedAPIKey
 	f.want(201, &made, "POST", "/api-keys", `{"name":"second"}`)
 	f.want(200, &teams, "GET", "/teams", "", "X-API-Key", made.Key)
-	var keys []APIKey
+	var keys []api.APIKey
 	_, text, _ := f.do("GET", "/api-keys", "")
 	if err := json.Unmarshal([]byte(text), &keys); err != nil || len(keys) != 2 || strings.Contains(text, made.Key) {
 		t.Errorf("keys are %s, %v", text, err)
@@ -537,18 +541,18 @@ func TestTemplatesTeamsAndKeys(t *testing.T) {
 func TestSSHKeys(t *testing.T) {
 	f := newFixture(t)
 	const line = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAUBDrX+0xLqPBfPRqKcHIpaWNEL3tT8FZ1HSq6eMTE6 me@home"
-	var made SSHKey
+	var made api.SSHKey
 	f.want(201, &made, "POST", "/ssh-keys", `{"publicKey":"`+line+`"}`)
 	if !strings.HasPrefix(made.Fingerprint, "SHA256:") || made.Comment != "me@home" || made.PublicKey != line {
 		t.Errorf("made %+v", made)
 	}
 	f.want(201, &made, "POST", "/ssh-keys", `{"publicKey":"`+strings.TrimSuffix(line, " me@home")+` other"}`)
-	var list []SSHKey
+	var list []api.SSHKey
 	f.want(200, &list, "GET", "/ssh-keys", "")
 	if len(list) != 1 || list[0].Comment != "other" {
 		t.Errorf("a key that is added again: %+v", list)
 	}
-	var second CreatedAPIKey
+	var second api.CreatedAPIKey
 	f.want(201, &second, "POST", "/api-keys", `{"name":"second"}`)
 	f.want(200, &list, "GET", "/ssh-keys", "", "X-API-Key", second.Key)
 	if len(list) != 0 {
@@ -577,7 +581,7 @@ func TestSSHKeys(t *testing.T) {
 func TestKeysOfAKeyThatEnds(t *testing.T) {
 	f := newFixture(t)
 	end := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
-	var maker, child CreatedAPIKey
+	var maker, child api.CreatedAPIKey
 	f.want(201, &maker, "POST", "/api-keys", `{"name":"maker","expiresAt":"`+end.Format(time.RFC3339)+`"}`)
 	f.want(201, &child, "POST", "/api-keys", `{"name":"child"}`, "X-API-Key", maker.Key)
 	if child.ExpiresAt == nil || !child.ExpiresAt.Equal(end) {
@@ -630,7 +634,7 @@ func TestDomainOfTheRequest(t *testing.T) {
 		}
 		w := httptest.NewRecorder()
 		f.Config.Handler.ServeHTTP(w, r)
-		var s Sandbox
+		var s api.Sandbox
 		if err := json.Unmarshal(w.Body.Bytes(), &s); err != nil || s.Domain == nil || *s.Domain != give.want {
 			t.Errorf("by %s (TLS %v): %s, %v; want %s", give.host, give.tls, w.Body, err, give.want)
 		}
@@ -647,12 +651,60 @@ func TestSecureUnlessRefused(t *testing.T) {
 	for body, secure := range map[string]bool{
 		`{"templateID":"base"}`: true, `{"templateID":"base","secure":true}`: true, `{"templateID":"base","secure":false}`: false,
 	} {
-		var s Sandbox
+		var s api.Sandbox
 		f.want(201, &s, "POST", "/sandboxes", body)
 		o, err := f.cluster.SandboxByID(t.Context(), sandbox.ID(s.SandboxID))
 		if err != nil || o.Spec.AgentSecured() != secure || (s.EnvdAccessToken != nil) != secure {
 			t.Errorf("%s: token returned %v, object secured %v, %v; want %v", body, s.EnvdAccessToken != nil, o.Spec.AgentSecured(), err, secure)
 		}
+	}
+}
+
+// A template's access holds for creates by v1: its private traffic is kept, and its open agent is not.
+func TestTemplatesAccessByV1(t *testing.T) {
+	f := newFixture(t)
+	change := func(access *agents.AccessPolicy) {
+		t.Helper()
+		template, err := f.cluster.Template(t.Context(), types.NamespacedName{Namespace: templates.PublicNamespace, Name: "base"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		template.Spec.Barchan = &extensions.TemplateBarchanSpec{Public: true, Sandbox: &agents.BarchanSpec{Access: access}}
+		if err := f.cluster.Update(t.Context(), template); err != nil {
+			t.Fatal(err)
+		}
+	}
+	no := false
+	for name, c := range map[string]struct {
+		access         *agents.AccessPolicy
+		body           string
+		status         int
+		secure, public bool
+	}{
+		"nothing said":               {nil, `{"templateID":"base"}`, 201, true, true},
+		"open agent":                 {&agents.AccessPolicy{OpenAgent: true}, `{"templateID":"base"}`, 201, true, true},
+		"private traffic":            {&agents.AccessPolicy{PublicTraffic: &no}, `{"templateID":"base"}`, 201, true, false},
+		"private traffic, open":      {&agents.AccessPolicy{PublicTraffic: &no}, `{"templateID":"base","secure":false}`, 400, false, false},
+		"opened by the request":      {&agents.AccessPolicy{PublicTraffic: &no}, `{"templateID":"base","secure":false,"network":{"allowPublicTraffic":true}}`, 201, false, true},
+		"public, with an open agent": {nil, `{"templateID":"base","secure":false}`, 201, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			change(c.access)
+			var s api.Sandbox
+			if c.status != 201 {
+				f.want(c.status, nil, "POST", "/sandboxes", c.body)
+				return
+			}
+			f.want(201, &s, "POST", "/sandboxes", c.body)
+			o, err := f.cluster.SandboxByID(t.Context(), sandbox.ID(s.SandboxID))
+			if err != nil {
+				t.Fatal(err)
+			}
+			public := o.Spec.Barchan.Access.PublicTraffic == nil || *o.Spec.Barchan.Access.PublicTraffic
+			if o.Spec.AgentSecured() != c.secure || (s.EnvdAccessToken != nil) != c.secure || public != c.public {
+				t.Errorf("secured %t, token %t, public %t", o.Spec.AgentSecured(), s.EnvdAccessToken != nil, public)
+			}
+		})
 	}
 }
 
@@ -666,7 +718,7 @@ func TestPanicTellsNothing(t *testing.T) {
 	r := httptest.NewRequestWithContext(t.Context(), "GET", "/teams", nil)
 	r.Header.Set("X-API-Key", "e2b_00")
 	s.ServeHTTP(w, r)
-	if body := w.Body.String(); w.Code != 500 || strings.TrimSpace(body) != `{"code":500,"message":"`+internalText+`"}` {
+	if body := w.Body.String(); w.Code != 500 || strings.TrimSpace(body) != `{"code":500,"message":"`+request.InternalText+`"}` {
 		t.Errorf("answer is %d %s", w.Code, body)
 	}
 }
@@ -676,7 +728,7 @@ func FuzzMetadata(f *testing.F) {
 	f.Add("a%2520b=c%252Fd")
 	f.Add("%%%&;=")
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := parseMetadata(text)
+		got, err := request.Metadata(text)
 		if err != nil {
 			return
 		}
@@ -684,7 +736,7 @@ func FuzzMetadata(f *testing.F) {
 		for k, v := range got {
 			form.Set(url.PathEscape(k), url.PathEscape(v))
 		}
-		if again, err := parseMetadata(form.Encode()); err != nil || !maps.Equal(again, got) {
+		if again, err := request.Metadata(form.Encode()); err != nil || !maps.Equal(again, got) {
 			t.Errorf("%q: %v became %v, %v", text, got, again, err)
 		}
 	})

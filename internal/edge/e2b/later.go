@@ -3,32 +3,31 @@ package e2b
 import (
 	"fmt"
 	"net/http"
+
+	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 )
 
-// notYet has the features of E2B that Barchan lacks, by their routes.
+// notYet has the messages for what Barchan lacks, by E2B's routes.
 var notYet = map[string][]string{
 	pushedBuilds: {"POST /templates", "POST /templates/{id}", "POST /templates/{id}/builds/{rest...}"},
-
-	"secrets":           {"/secrets", "/secrets/{rest...}"},
-	"team metrics":      {"GET /teams/{id}/metrics", "GET /teams/{id}/metrics/max"},
-	"renaming API keys": {"PATCH /api-keys/{id}"},
-	"access tokens":     {"/access-tokens", "/access-tokens/{rest...}"},
+	secrets:      {"/secrets", "/secrets/{rest...}"},
+	nodes:        {"/nodes", "/nodes/{rest...}"},
 }
 
-// pushedBuilds are those of a Docker daemon that pushes the image.
-const pushedBuilds = "template builds whose image a Docker daemon pushes"
+const (
+	pushedBuilds = "template builds whose image a Docker daemon pushes: not available, for this server is no registry; use `e2b template create`, or Template.build of the SDK"
+	// The value of E2B's secrets never enters a sandbox: its gateway for outgoing TLS puts it into requests.
+	secrets = "secrets: not available, for this server does not rewrite what sandboxes send, and a value that the sandbox could read would be no secret; use envs, or a Secret in the template"
+	nodes   = "nodes: not available over this API; the operator of the server reads them with barchan status, or kubectl get sandboxes"
+)
 
 // laterRoutes answers 501 there: a 404 would mean to the SDKs that the sandbox is gone.
 func laterRoutes() *http.ServeMux {
 	mux := http.NewServeMux()
-	for what, patterns := range notYet {
-		message := what + ": not available on this server yet"
-		if what == pushedBuilds {
-			message = what + ": not available, for this server is no registry; use `e2b template create`, or Template.build of the SDK"
-		}
+	for message, patterns := range notYet {
 		for _, pattern := range patterns {
 			mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) {
-				writeError(w, http.StatusNotImplemented, message)
+				request.WriteError(w, http.StatusNotImplemented, message)
 			})
 		}
 	}
@@ -46,10 +45,10 @@ func (s *Server) noRoute(w http.ResponseWriter, r *http.Request) {
 	h.ServeHTTP(verdict, r)
 	if verdict.status == http.StatusMethodNotAllowed {
 		w.Header().Set("Allow", verdict.header.Get("Allow"))
-		writeError(w, http.StatusMethodNotAllowed, fmt.Sprintf("%s is not allowed here; allowed: %s", r.Method, verdict.header.Get("Allow")))
+		request.WriteError(w, http.StatusMethodNotAllowed, fmt.Sprintf("%s is not allowed here; allowed: %s", r.Method, verdict.header.Get("Allow")))
 		return
 	}
-	writeError(w, http.StatusNotFound, fmt.Sprintf("no such route: %s %s", r.Method, r.URL.Path))
+	request.WriteError(w, http.StatusNotFound, fmt.Sprintf("no such route: %s %s", r.Method, r.URL.Path))
 }
 
 // verdict records the mux's response to a request without a route.

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/npm"
 )
@@ -38,5 +39,5 @@ func (f *fixture) health(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
-	writeError(w, http.StatusBadGateway, "The sandbox was not found")
+	request.WriteError(w, http.StatusBadGateway, "The sandbox was not found")
 }

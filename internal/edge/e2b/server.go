@@ -1,12 +1,9 @@
 package e2b
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -19,17 +16,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/api"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/events"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/sandboxes"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/teams"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/templates"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/volumes"
 )
 
 // Defaults of the wire format.
 const (
-	defaultTimeoutV1 = 15 * time.Second
-	defaultTimeoutV2 = 300 * time.Second
-	defaultMaxBody   = 1 << 20
+	defaultTimeout = 300 * time.Second
+	defaultMaxBody = 1 << 20
 )
 
 // Config configures a Server.
@@ -47,26 +51,48 @@ type Config struct {
 	// without a timeout. Default 300 s.
 	DefaultTimeout time.Duration
 	// SSH is how clients reach sandboxes over SSH; nil: they cannot.
-	SSH *SSHAccess
+	SSH *api.SSHAccess
 	// Tokens accepts tokens of a Kubernetes cluster as keys; nil: there are API keys alone.
 	Tokens Tokens
+	// Audit records what callers change; nil: nothing.
+	Audit *auditlog.Log
 	// Metrics, if set, gets the request histogram.
 	Metrics prometheus.Registerer
 }
 
+// The families of routes, named for embedding.
+type (
+	sandboxRoutes  = sandboxes.Handlers
+	templateRoutes = templates.Handlers
+	volumeRoutes   = volumes.Handlers
+	teamRoutes     = teams.Handlers
+	eventRoutes    = events.Handlers
+)
+
+// handlers has all generated routes.
+type handlers struct {
+	*sandboxRoutes
+	*templateRoutes
+	*volumeRoutes
+	*teamRoutes
+	*eventRoutes
+}
+
+var _ api.StrictServerInterface = handlers{}
+
 // Server serves the control plane's requests. It is safe for concurrent use.
 type Server struct {
-	manager        *manager.Manager
-	tokens         Tokens // nil: there are none
-	ssh            *SSHAccess
-	log            *slog.Logger
-	domains        []string
-	domain         string
-	maxBody        int64
-	defaultTimeout time.Duration
-	mux            *http.ServeMux // generated routes
-	later          *http.ServeMux // E2B's routes that are not available yet
-	seconds        *prometheus.HistogramVec
+	request.Errors
+	handlers handlers
+	keys     *apikeys.Store
+	tokens   Tokens // nil: there are none
+	domains  []string
+	domain   string
+	maxBody  int64
+	mux      *http.ServeMux // generated routes
+	later    *http.ServeMux // E2B's routes that are not available
+	seconds  *prometheus.HistogramVec
+	audit    *auditlog.Log // nil: nothing is recorded
 }
 
 // New checks the configuration.
@@ -78,30 +104,30 @@ func New(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("e2b: MaxBody and DefaultTimeout must be positive: %w", errs.ErrInvalid)
 	}
 	s := &Server{
-		manager: cfg.Manager, tokens: cfg.Tokens, ssh: cfg.SSH, log: cfg.Log.With(telemetry.Component, "e2b"),
-		domains: cfg.Domains, domain: cfg.Domain,
-		maxBody: cfg.MaxBody, defaultTimeout: cfg.DefaultTimeout,
+		Errors: request.Errors{Log: cfg.Log.With(telemetry.Component, "e2b")},
+		keys:   cfg.Manager.Keys, tokens: cfg.Tokens, domains: cfg.Domains, domain: cfg.Domain, maxBody: cmp.Or(cfg.MaxBody, defaultMaxBody), audit: cfg.Audit,
 		mux: http.NewServeMux(), later: laterRoutes(),
 		seconds: prometheus.NewHistogramVec(telemetry.DurationOpts("api", "request", "Time to answer a request of the E2B API."), []string{"route", "status"}),
-	}
-	if s.maxBody == 0 {
-		s.maxBody = defaultMaxBody
-	}
-	if s.defaultTimeout == 0 {
-		s.defaultTimeout = defaultTimeoutV2
 	}
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(s.seconds); err != nil {
 			return nil, fmt.Errorf("register the API's metrics: %w", err)
 		}
 	}
-	strict := NewStrictHandlerWithOptions(&handlers{s}, nil, StrictHTTPServerOptions{
-		RequestErrorHandlerFunc:  func(w http.ResponseWriter, r *http.Request, err error) { s.fail(w, r, badBody(err)) },
-		ResponseErrorHandlerFunc: s.fail,
+	s.handlers = handlers{
+		&sandboxRoutes{Errors: s.Errors, Manager: cfg.Manager, DefaultTimeout: cmp.Or(cfg.DefaultTimeout, defaultTimeout)},
+		&templateRoutes{Errors: s.Errors, Manager: cfg.Manager},
+		&volumeRoutes{Errors: s.Errors, Manager: cfg.Manager, MaxBody: s.maxBody},
+		&teamRoutes{Manager: cfg.Manager, SSH: cfg.SSH},
+		&eventRoutes{Manager: cfg.Manager},
+	}
+	strict := api.NewStrictHandlerWithOptions(s.handlers, nil, api.StrictHTTPServerOptions{
+		RequestErrorHandlerFunc:  func(w http.ResponseWriter, r *http.Request, err error) { s.Fail(w, r, request.BadBody(err)) },
+		ResponseErrorHandlerFunc: s.Fail,
 	})
-	HandlerWithOptions(strict, StdHTTPServerOptions{
+	api.HandlerWithOptions(strict, api.StdHTTPServerOptions{
 		BaseRouter:       router{s.mux},
-		ErrorHandlerFunc: func(w http.ResponseWriter, r *http.Request, err error) { s.fail(w, r, badParameter(err)) },
+		ErrorHandlerFunc: func(w http.ResponseWriter, r *http.Request, err error) { s.Fail(w, r, request.BadParameter(err)) },
 	})
 	return s, nil
 }
@@ -123,7 +149,7 @@ func (r router) HandleFunc(pattern string, serve func(http.ResponseWriter, *http
 	}
 	r.ServeMux.HandleFunc(tagsInMux, func(w http.ResponseWriter, req *http.Request) {
 		if req.PathValue("tags") != "tags" {
-			writeError(w, http.StatusNotFound, fmt.Sprintf("no such route: %s %s", req.Method, req.URL.Path))
+			request.WriteError(w, http.StatusNotFound, fmt.Sprintf("no such route: %s %s", req.Method, req.URL.Path))
 			return
 		}
 		serve(w, req)
@@ -138,25 +164,25 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if route == tagsInMux {
 		route = tagsRoute
 	}
-	defer func() {
+	defer func() { //nolint:contextcheck // it is the request's
 		if p := recover(); p != nil {
 			s.panicked(out, r, p)
 		}
 		if route == "" {
 			route = "none"
 		}
-		s.seconds.WithLabelValues(route, strconv.Itoa(out.status)).Observe(time.Since(start).Seconds())
+		telemetry.ObserveSince(r.Context(), s.seconds.WithLabelValues(route, strconv.Itoa(out.status)), start)
 	}()
 	allowOrigins(w.Header())
-	upload, uploads := strings.CutPrefix(r.URL.Path, uploadPath)
+	upload, uploads := strings.CutPrefix(r.URL.Path, templates.UploadPath)
 	switch {
 	case uploads && r.Method == http.MethodPut:
-		route = "PUT " + uploadPath
-		s.serveUpload(out, r, upload)
+		route = "PUT " + templates.UploadPath
+		s.handlers.ServeUpload(out, r, upload)
 	case r.Method == http.MethodOptions:
 		out.WriteHeader(http.StatusNoContent)
-	case route != "" && strings.HasPrefix(r.URL.Path, contentPath):
-		s.serveContent(out, r)
+	case route != "" && strings.HasPrefix(r.URL.Path, volumes.ContentPath):
+		s.handlers.ServeContent(out, r, s.mux)
 	case route == "":
 		s.noRoute(out, r)
 	default:
@@ -164,39 +190,23 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request, route string) {
+func (s *Server) serveRoute(w *recorder, r *http.Request, route string) {
 	who, err := s.authenticate(r, route)
+	defer func() { s.record(w, r, route, who) }()
 	if err != nil {
-		s.fail(w, r, err)
+		s.Fail(w, r, err)
 		return
 	}
-	if err := s.readBody(w, r); err != nil {
-		s.fail(w, r, err)
+	if err := request.ReadBody(w, r, s.maxBody); err != nil {
+		s.Fail(w, r, err)
 		return
 	}
-	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, who)))
-}
-
-// caller identifies a request's client, its key and the domain by which it reaches sandboxes.
-type caller struct {
-	apikeys.Identity
-	secret, domain string
-	// origin is the scheme and the host by which the client reaches this API.
-	origin string
-	// readOnly: it gets no access token of a sandbox, with which it could change the sandbox.
-	readOnly bool
-}
-
-type callerKey struct{}
-
-// callerOf must be called behind serveRoute.
-func callerOf(ctx context.Context) caller {
-	who, _ := ctx.Value(callerKey{}).(caller)
-	return who
+	r = r.WithContext(request.WithCaller(r.Context(), who))
+	s.mux.ServeHTTP(w, r)
 }
 
 // authenticate finds out who sends a request, and whether it may use the route.
-func (s *Server) authenticate(r *http.Request, route string) (caller, error) {
+func (s *Server) authenticate(r *http.Request, route string) (request.Caller, error) {
 	secret := r.Header.Get("X-API-Key")
 	if secret == "" {
 		if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
@@ -204,11 +214,15 @@ func (s *Server) authenticate(r *http.Request, route string) (caller, error) {
 		}
 	}
 	if secret == "" {
-		return caller{}, errs.Public(errs.ErrUnauthenticated, "an API key is required: send it in the header X-API-Key")
+		return request.Caller{}, errs.Public(errs.ErrUnauthenticated, "an API key is required: send it in the header X-API-Key")
 	}
-	c := caller{secret: secret, domain: s.domainOf(r), origin: originOf(r)}
+	c := request.Caller{Made: new([]string), Secret: secret, Domain: s.domainOf(r), Origin: request.Origin(r)}
 	var err error
-	if c.Identity, err = s.manager.Keys.Authenticate(r.Context(), secret); errors.Is(err, errs.ErrUnauthenticated) && s.tokens != nil && !strings.HasPrefix(secret, barchan.KeyPrefix) {
+	c.Identity, err = s.keys.Authenticate(r.Context(), secret)
+	switch {
+	case err == nil:
+		err = checkScope(c.Scope, route)
+	case errors.Is(err, errs.ErrUnauthenticated) && s.tokens != nil && !strings.HasPrefix(secret, barchan.KeyPrefix):
 		err = s.authorize(r.Context(), &c, route)
 	}
 	return c, err
@@ -234,26 +248,6 @@ func hostOf(domain string) string {
 	return domain
 }
 
-// readBody reads the whole body first, so that its errors are reported before any change is made.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.maxBody))
-	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-		return errs.Public(errs.ErrTooLarge, fmt.Sprintf("the body is larger than %d bytes", s.maxBody))
-	}
-	if err != nil {
-		return errs.Public(fmt.Errorf("%w: %w", errs.ErrInvalid, err), "the body could not be read")
-	}
-	body = bytes.TrimSpace(body)
-	if len(body) > 0 {
-		var raw json.RawMessage
-		if err := json.Unmarshal(body, &raw); err != nil {
-			return badBody(err)
-		}
-	}
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	return nil
-}
-
 func allowOrigins(h http.Header) {
 	h.Set("Access-Control-Allow-Origin", "*")
 	h.Set("Access-Control-Allow-Methods", "GET, POST, PUT, PATCH, DELETE, OPTIONS")
@@ -266,10 +260,10 @@ func (s *Server) panicked(w *recorder, r *http.Request, p any) {
 	if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(p)
 	}
-	s.log.ErrorContext(r.Context(), "panic in a handler", telemetry.Method, r.Method, telemetry.Path, r.URL.Path,
+	s.Log.ErrorContext(r.Context(), "panic in a handler", telemetry.Method, r.Method, telemetry.Path, r.URL.Path,
 		telemetry.Error, fmt.Sprint(p), "stack", string(debug.Stack()))
 	if w.status == 0 {
-		writeError(w, http.StatusInternalServerError, internalText)
+		request.WriteError(w, http.StatusInternalServerError, request.InternalText)
 	}
 }
 

@@ -22,13 +22,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/api"
+	wire "github.com/barchan-dev/barchan/internal/edge/e2b/sandboxes"
 )
 
 func TestSnapshotsOverTheWire(t *testing.T) {
 	f := newFixture(t)
 	s := f.create(`{"templateID":"base","secure":true}`)
 	at := "/sandboxes/" + s.SandboxID
-	var one, two Snapshot
+	var one, two api.Snapshot
 	f.want(201, &one, "POST", at+"-client/snapshots", "")
 	f.want(201, &two, "POST", at+"/snapshots", `{"name":"mine:v1","memory":false,"ttl":60,"unknown":1}`)
 	if !strings.HasPrefix(one.SnapshotID, "base:") || !one.Memory || one.ExpiresAt != nil || one.SandboxID != s.SandboxID || one.TemplateID != s.TemplateID {
@@ -47,7 +49,7 @@ func TestSnapshotsOverTheWire(t *testing.T) {
 func TestSnapshotsAreDeletedAsTemplates(t *testing.T) {
 	f := newFixture(t)
 	at := "/sandboxes/" + f.create(`{"templateID":"base"}`).SandboxID
-	var one, two Snapshot
+	var one, two api.Snapshot
 	f.want(201, &one, "POST", at+"/snapshots", "")
 	f.want(201, &two, "POST", at+"/snapshots", `{"name":"mine:v1"}`)
 	gone := "/templates/" + url.PathEscape(two.Names[0])
@@ -66,7 +68,7 @@ func TestListsOfSnapshotsOverTheWire(t *testing.T) {
 	for range 2 {
 		f.want(201, nil, "POST", "/sandboxes/"+s.SandboxID+"/snapshots", "")
 	}
-	var page []Snapshot
+	var page []api.Snapshot
 	h := f.want(200, &page, "GET", "/snapshots?limit=1&sandboxID="+s.SandboxID, "")
 	if len(page) != 1 || h.Get("X-Next-Token") == "" {
 		t.Fatalf("page is %+v with %v", page, h)
@@ -88,7 +90,7 @@ func TestForksOverTheWire(t *testing.T) {
 	if err := f.cluster.Create(t.Context(), ns); err != nil {
 		t.Fatal(err)
 	}
-	var forks []ForkResult
+	var forks []api.ForkResult
 	f.want(201, &forks, "POST", at+"/fork", `{"count":4,"timeout":120,"metadata":{"b":"2"}}`)
 	if len(forks) != 4 {
 		t.Fatalf("forks are %+v", forks)
@@ -103,7 +105,7 @@ func TestForksOverTheWire(t *testing.T) {
 			t.Errorf("fork %d is %+v, want a refusal by the quota", i+2, one)
 		}
 	}
-	var d SandboxDetail
+	var d api.SandboxDetail
 	f.want(200, &d, "GET", "/sandboxes/"+forks[0].Sandbox.SandboxID, "")
 	if d.Metadata == nil || fmt.Sprint(*d.Metadata) != "map[a:1 b:2]" {
 		t.Errorf("metadata are %v", d.Metadata)
@@ -139,7 +141,7 @@ func TestForksAreStreamed(t *testing.T) {
 	}
 	lines, seen := json.NewDecoder(res.Body), map[int]string{}
 	for len(seen) < 3 {
-		var line forkLine
+		var line wire.ForkLine
 		if err := lines.Decode(&line); err != nil || line.Error != nil || line.Sandbox == nil || seen[line.Index] != "" {
 			t.Fatalf("line %+v, %v, after %v", line, err, seen)
 		}
@@ -148,7 +150,7 @@ func TestForksAreStreamed(t *testing.T) {
 			close(held)
 		}
 	}
-	if err := lines.Decode(&forkLine{}); !errors.Is(err, io.EOF) {
+	if err := lines.Decode(&wire.ForkLine{}); !errors.Is(err, io.EOF) {
 		t.Errorf("after the last line: %v", err)
 	}
 	f.want(400, nil, "POST", "/sandboxes/"+s.SandboxID+"/fork?stream=maybe", "")
@@ -213,7 +215,7 @@ func TestSecretsOverTheWire(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := "/sandboxes/" + s.SandboxID
-	var snap Snapshot
+	var snap api.Snapshot
 	f.want(201, &snap, "POST", at+"/snapshots", "")
 	if !snap.Secrets {
 		t.Errorf("snapshot is %+v", snap)

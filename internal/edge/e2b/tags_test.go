@@ -14,6 +14,8 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/api"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
@@ -21,7 +23,7 @@ import (
 // make builds a template by the stand-in, and returns the build's ID.
 func (b *builder) make(request string) string {
 	b.t.Helper()
-	var build RequestedTemplateBuild
+	var build api.RequestedTemplateBuild
 	b.want(202, &build, "POST", "/v3/templates", request)
 	b.want(202, nil, "POST", "/v2/templates/"+build.TemplateID+"/builds/"+build.BuildID, `{"fromImage":"debian"}`)
 	if err := b.build(b.t.Context(), b.buildObject(build.BuildID)); err != nil {
@@ -33,7 +35,7 @@ func (b *builder) make(request string) string {
 // tags returns the tags of a template, with the number of the build that each refers to.
 func (b *builder) tags(template string, made ...string) string {
 	b.t.Helper()
-	var list []TemplateTag
+	var list []api.TemplateTag
 	b.want(200, &list, "GET", "/templates/"+template+"/tags", "")
 	var got []string
 	for _, tag := range list {
@@ -82,7 +84,7 @@ func TestTags(t *testing.T) {
 		t.Errorf("after the second build: %s", got)
 	}
 	b.restoring("mine", "files-of-two")
-	var assigned AssignedTags
+	var assigned api.AssignedTags
 	f.want(201, &assigned, "POST", "/templates/tags", `{"target":"mine:default","tags":["stable","LATEST"]}`)
 	if assigned.BuildID != two || fmt.Sprint(assigned.Tags) != "[stable latest]" {
 		t.Errorf("assigned: %+v", assigned)
@@ -103,7 +105,7 @@ func TestTags(t *testing.T) {
 // listed reads and uses the template that TestTags has built, and returns its ID.
 func (b *builder) listed(one, two string) string {
 	f, t := b.fixture, b.t
-	var list []Template
+	var list []api.Template
 	f.want(200, &list, "GET", "/templates", "")
 	id := ""
 	for _, one := range list {
@@ -116,7 +118,7 @@ func (b *builder) listed(one, two string) string {
 	}
 	for _, ref := range []string{"mine", "mine:default", "mine:v1", "team-a/mine:v2_x", id + ":v1", "mine:" + one} {
 		s := f.create(`{"templateID":"` + ref + `"}`)
-		if s.TemplateID != id || deref(s.Alias) != "mine" {
+		if s.TemplateID != id || request.Deref(s.Alias) != "mine" {
 			t.Errorf("%s: the sandbox is %+v, want one of %s", ref, s, id)
 		}
 	}

@@ -21,6 +21,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/signedurl"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/builds"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/api"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/templates"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/server"
 )
 
@@ -45,10 +48,10 @@ func (f *fixture) put(url string, body io.Reader) (int, string) {
 
 func TestUpload(t *testing.T) {
 	f, files := newBuildFixture(t, builds.Config{MaxFiles: 50_000})
-	var got GetTemplateFiles201JSONResponse
+	var got api.GetTemplateFiles201JSONResponse
 	f.want(201, &got, "GET", "/templates/any/files/"+buildHash, "")
-	url := deref(got.URL)
-	if got.Present || !strings.HasPrefix(url, f.URL+uploadPath+team+"/"+buildHash+"/") {
+	url := request.Deref(got.URL)
+	if got.Present || !strings.HasPrefix(url, f.URL+templates.UploadPath+team+"/"+buildHash+"/") {
 		t.Fatalf("files are %+v", got)
 	}
 	large := strings.Repeat("x", 50_000) // more than the most of other bodies
@@ -64,8 +67,8 @@ func TestUpload(t *testing.T) {
 		"signature": {url + "x", strings.NewReader("x"), 403, "not valid or has expired"},
 		"hash":      {strings.Replace(url, "/ab", "/bb", 1), strings.NewReader("x"), 403, "not valid or has expired"},
 		"namespace": {strings.Replace(url, "/"+team, "/"+otherTeam, 1), strings.NewReader("x"), 403, "not valid or has expired"},
-		"expired":   {f.URL + uploadPath + signedurl.Upload(f.manager.Builds.UploadKey, team, buildHash, time.Now()), strings.NewReader("x"), 403, "expired"},
-		"no path":   {f.URL + uploadPath, strings.NewReader("x"), 403, "not valid"},
+		"expired":   {f.URL + templates.UploadPath + signedurl.Upload(f.manager.Builds.UploadKey, team, buildHash, time.Now()), strings.NewReader("x"), 403, "expired"},
+		"no path":   {f.URL + templates.UploadPath, strings.NewReader("x"), 403, "not valid"},
 	} {
 		if status, text := f.put(give.url, give.body); status != give.status || !strings.Contains(text, give.text) {
 			t.Errorf("%s: %d %s, want %d and %s", name, status, text, give.status, give.text)
@@ -95,13 +98,13 @@ func TestUpload(t *testing.T) {
 // TestUploadThatStops ends in the middle: nothing of it is kept.
 func TestUploadThatStops(t *testing.T) {
 	f, files := newBuildFixture(t, builds.Config{})
-	var got GetTemplateFiles201JSONResponse
+	var got api.GetTemplateFiles201JSONResponse
 	f.want(201, &got, "GET", "/templates/any/files/"+buildHash, "")
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(f.URL, "http://"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf", strings.TrimPrefix(deref(got.URL), f.URL)); err != nil {
+	if _, err := fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf", strings.TrimPrefix(request.Deref(got.URL), f.URL)); err != nil {
 		t.Fatal(err)
 	}
 	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
@@ -132,7 +135,7 @@ func TestUploadOverProtocols(t *testing.T) {
 		set(protocols, true)
 		transport := &http.Transport{Protocols: protocols}
 		t.Cleanup(transport.CloseIdleConnections)
-		url := "http://" + l.Addr().String() + uploadPath + signedurl.Upload(f.manager.Builds.UploadKey, team, hash, time.Now().Add(time.Minute))
+		url := "http://" + l.Addr().String() + templates.UploadPath + signedurl.Upload(f.manager.Builds.UploadKey, team, hash, time.Now().Add(time.Minute))
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, url, bytes.NewReader(make([]byte, 5<<20)))
 		if err != nil {
 			t.Fatal(err)
@@ -153,7 +156,7 @@ func TestSlowUpload(t *testing.T) {
 	answer := make(chan error, 1)
 	s := httptest.NewServer(telemetry.TraceHandler(noop.NewTracerProvider(), "api", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		out := &recorder{ResponseWriter: w}
-		_, err := io.ReadAll(&pacedBody{Reader: r.Body, control: http.NewResponseController(out), until: time.Now().Add(50 * time.Millisecond)})
+		_, err := io.ReadAll(request.PacedBody(out, r, 50*time.Millisecond))
 		answer <- err
 	})))
 	defer s.Close()
@@ -192,7 +195,7 @@ func TestOrigin(t *testing.T) {
 		for i := 0; i < len(give.header); i += 2 {
 			r.Header.Set(give.header[i], give.header[i+1])
 		}
-		if got := originOf(r); got != give.want {
+		if got := request.Origin(r); got != give.want {
 			t.Errorf("by %s: %s, want %s", give.host, got, give.want)
 		}
 	}

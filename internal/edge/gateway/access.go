@@ -73,7 +73,7 @@ func (x *exchange) isHealthCheck() bool {
 
 // bySignature finds the target of a signed file URL that does not name it.
 func (g *Gateway) bySignature(r *http.Request) (target.Target, error) {
-	id, err := credentials.SignedFile(r, g.cfg.Routes.All(), g.cfg.Tokens)
+	id, err := g.failures.Signature(r, func() (sandbox.ID, error) { return credentials.SignedFile(r, g.cfg.Routes.All(), g.cfg.Tokens) })
 	if err != nil {
 		return target.Target{}, err
 	}

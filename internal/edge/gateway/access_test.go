@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -58,6 +59,7 @@ func TestSignedURL(t *testing.T) {
 		"of another port":     {b, "/x?" + signedurl.Query(token, port+1, time.Now().Add(time.Minute)).Encode(), nil, 403, "", false},
 		"by another token":    {b, "/x?" + signedurl.Query(w.tokens.Agent(b.id), port, time.Now().Add(time.Minute)).Encode(), nil, 403, "", false},
 		"cookie":              {b, "/x", []string{"Cookie", "a=b; " + cookie + "; c=d"}, 200, `/x cookies=["a=b; c=d"]`, false},
+		"dashboard's session": {open, "/x", []string{"Cookie", "a=b; " + headers.CookieUI + "=secret; c=d"}, 200, `/x cookies=["a=b; c=d"]`, false},
 		"cookie alone":        {b, "/x", []string{"Cookie", cookie}, 200, `/x cookies=[]`, false},
 		"cookie, other box":   {other, "/x", []string{"Cookie", cookie}, 403, "", false},
 		"cookie, cut":         {b, "/x", []string{"Cookie", cookie[:len(cookie)-1]}, 403, "", false},
@@ -91,6 +93,42 @@ func TestSignedURL(t *testing.T) {
 				t.Errorf("with the cookie: %d %s", status, body)
 			}
 		})
+	}
+}
+
+// TestRequestsInProgress holds as many requests open as may be: another one gets 429, and another sandbox is not touched.
+func TestRequestsInProgress(t *testing.T) {
+	const most = 3
+	w := newFixture(t, func(c *Config) { c.SandboxRequests = most })
+	release := make(chan struct{})
+	port := backend(t, func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hold" {
+			<-release
+		}
+		hello(rw, r)
+	})
+	full, other := w.box("full"), w.box("other")
+	var held sync.WaitGroup
+	for range most {
+		held.Go(func() {
+			if status, _ := w.get(full.url(port, "/hold")); status != http.StatusOK {
+				t.Errorf("a held request got %d", status)
+			}
+		})
+	}
+	eventually.True(t, "all are in progress", func() bool { return w.trafficOf(full).Count() == most })
+	for range 2 {
+		if status, body := w.get(full.url(port, "/")); status != http.StatusTooManyRequests {
+			t.Errorf("one more got %d %s", status, body)
+		}
+		if status, body := w.get(other.url(port, "/")); status != http.StatusOK {
+			t.Errorf("another sandbox returned %d %s", status, body)
+		}
+	}
+	close(release)
+	held.Wait()
+	if status, body := w.get(full.url(port, "/")); status != http.StatusOK {
+		t.Errorf("afterwards it returned %d %s", status, body)
 	}
 }
 

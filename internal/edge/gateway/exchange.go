@@ -16,6 +16,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/accesslog"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/confine"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/credentials"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
@@ -112,6 +113,9 @@ func (x *exchange) carry(entry *route.Entry, u *upstream) error {
 func (x *exchange) prepare() *reply.Reply {
 	u := *x.r.URL
 	x.url = &u
+	if confine.Refuses(&x.Target, x.r.Header) {
+		return reply.NoWorker
+	}
 	if x.Prefix != "" {
 		u.Path = u.Path[len(x.Prefix):]
 		u.RawPath = strings.TrimPrefix(u.RawPath, x.Prefix)
@@ -121,6 +125,8 @@ func (x *exchange) prepare() *reply.Reply {
 	}
 	if x.Port != envd.Port {
 		x.signature, x.cookies = credentials.TakeSignature(x.r, x.url)
+	} else {
+		x.cookies = credentials.ForwardedCookies(x.r.Header["Cookie"])
 	}
 	x.uri = u.RequestURI()
 	if x.r.Method == http.MethodConnect || !httpguts.ValidHeaderFieldName(x.r.Method) {
@@ -189,6 +195,7 @@ func (x *exchange) answer(res *http.Response) {
 	}
 	h := x.w.Header()
 	headers.CopyResponse(h, res.Header)
+	confine.Response(&x.Target, x.r.Header, h)
 	if _, typed := h["Content-Type"]; !typed {
 		h["Content-Type"] = nil // prevents the server's content sniffing
 	}
@@ -279,12 +286,12 @@ func (x *exchange) copyBody(body io.Reader, length int64) error {
 // report counts and logs the exchange.
 func (x *exchange) report(ctx context.Context) {
 	x.g.metrics.answered(x.status)
-	if !x.g.access.Enabled(ctx) {
-		return
-	}
 	path := ""
 	if x.url != nil {
 		path = x.url.Path
+	}
+	if !x.g.access.Enabled(ctx, x.Port, x.r.Method, path) {
+		return
 	}
 	x.g.access.Write(ctx, &accesslog.Record{
 		Sandbox: x.ID, Port: x.Port, Method: x.r.Method, Host: x.r.Host, Path: path, Proto: x.r.Proto, Remote: x.r.RemoteAddr,

@@ -147,7 +147,7 @@ func (m mainPath) Admit(x *fastpath.Exchange) (fastpath.Upstream, bool) {
 		m.requests.End()
 		return nil, false
 	}
-	if u.allowance.Take(m.rateOf(entry)) > 0 {
+	if m.isFull(u) || u.allowance.Take(m.rateOf(entry)) > 0 {
 		u.traffic.Cancel()
 		m.requests.End()
 		return nil, false
@@ -181,7 +181,7 @@ func (m mainPath) Done(ctx context.Context, x *fastpath.Exchange) {
 			m.metrics.exec.Observe(x.FirstByte.Seconds())
 		}
 	}
-	if !m.access.Enabled(ctx) {
+	if !m.access.Enabled(ctx, x.Target.Port, x.Method(), x.Path()) {
 		return
 	}
 	m.access.Write(ctx, &accesslog.Record{

@@ -66,6 +66,8 @@ type Config struct {
 	Log      *slog.Logger
 	// AccessLog gets a record per request to a sandbox. Nil: Log gets it, at level debug.
 	AccessLog *slog.Logger
+	// Audit gets the records of commands and of writes of files; nil: none.
+	Audit func(*accesslog.Record)
 	// Registerer of the metrics. Nil: they are not registered.
 	Registerer prometheus.Registerer
 
@@ -75,6 +77,8 @@ type Config struct {
 	// SandboxRate limits the requests per second to a sandbox whose access policy sets no rate, with
 	// bursts of one second's worth. 0: unlimited.
 	SandboxRate float64
+	// SandboxRequests limits the requests in progress to a sandbox, streams and WebSockets included. 0: unlimited.
+	SandboxRequests int
 	// KeyRate limits the API requests per second of one key. 0: unlimited.
 	KeyRate float64
 	// KeyNamespace nil: there are no keys, and KeyRate counts each text sent as a key.
@@ -142,7 +146,7 @@ func New(cfg Config) (*Gateway, error) {
 		g.domains = append(g.domains, name)
 	}
 	slices.SortFunc(g.domains, func(a, b string) int { return len(b) - len(a) }) // the most specific one first
-	g.access = accesslog.New(cfg.AccessLog, g.log)
+	g.access = accesslog.New(cfg.AccessLog, g.log, cfg.Audit)
 	if g.cfg.API == nil {
 		g.cfg.API = http.NotFoundHandler()
 	}
@@ -191,7 +195,12 @@ func (g *Gateway) Server(secure *tls.Config) *server.Server {
 // ServeHTTP implements http.Handler.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	t, kind, err := target.Of(r, g.domains, g.bySignature)
+	refused, _ := errors.AsType[*reply.Reply](err)
 	switch {
+	case refused != nil:
+		g.metrics.answered(refused.Status)
+		reply.OpenToBrowsers(w.Header())
+		refused.Write(w, r, "")
 	case errors.Is(err, envd.ErrSignatureInvalid) || errors.Is(err, envd.ErrSignatureExpired):
 		g.metrics.answered(http.StatusUnauthorized)
 		reply.OpenToBrowsers(w.Header())

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/barchan-dev/barchan/internal/edge/gateway/confine"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/framing"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
@@ -237,6 +238,7 @@ func (t *roundTrip) passInterim(code int, header textproto.MIMEHeader) error {
 	}
 	h := t.x.w.Header()
 	headers.CopyResponse(h, http.Header(header))
+	confine.Response(&t.x.Target, t.x.r.Header, h)
 	t.x.w.WriteHeader(code)
 	clear(h)
 	return nil

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/edge/gateway/confine"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/framing"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
@@ -33,6 +34,7 @@ func (x *exchange) tunnel(c *endpoint.Conn, res *http.Response) error {
 	x.status = res.StatusCode
 	head := &http.Response{StatusCode: res.StatusCode, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}}
 	headers.CopyResponse(head.Header, res.Header)
+	confine.Response(&x.Target, x.r.Header, head.Header)
 	head.Header.Set("Connection", "Upgrade")
 	head.Header.Set("Upgrade", res.Header.Get("Upgrade"))
 	out := bufio.NewWriter(client)

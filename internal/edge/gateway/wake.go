@@ -126,13 +126,22 @@ func (x *exchange) enter(ctx context.Context) (*route.Entry, *upstream, error) {
 			}
 			x.counted = true
 		}
-		if u.traffic.Begin() {
+		switch began := u.traffic.Begin(); {
+		case began && x.g.isFull(u):
+			u.traffic.Cancel()
+			return entry, nil, reply.TooMany("to this sandbox are in progress", time.Second)
+		case began:
 			return entry, u, nil
 		}
 		if err := x.awaitHold(ctx, entry, u); err != nil {
 			return entry, nil, err
 		}
 	}
+}
+
+// isFull reports whether more requests to a sandbox are in progress than may be.
+func (g *Gateway) isFull(u *upstream) bool {
+	return g.cfg.SandboxRequests > 0 && u.traffic.Count() > int64(g.cfg.SandboxRequests)
 }
 
 // rateOf returns the limit of requests per second to a sandbox; 0: unlimited.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
@@ -28,6 +29,8 @@ type login struct {
 	user string // of the sandbox; empty: the default one
 	// method is for logs and metrics.
 	method string
+	// fingerprint of the public key that was shown last.
+	fingerprint string
 	// allowed repeats the check of the credential: a key may have been revoked.
 	allowed func(ctx context.Context) bool
 }
@@ -70,15 +73,29 @@ func (s *Server) login(ctx context.Context, nc net.Conn) (*conn, <-chan ssh.NewC
 	}
 	who, _ := sc.Permissions.ExtraData[loginKey{}].(*login)
 	s.metrics.logins.WithLabelValues(who.method, "ok").Inc()
+	s.record(who, nc.RemoteAddr().String())
 	c := &conn{s: s, ssh: sc, login: who, close: sync.OnceFunc(func() { _ = sc.Close() })}
 	c.idle.Store(int64(s.clock()))
 	return c, chans, reqs, nc.SetDeadline(time.Time{})
 }
 
+// record tells the audit log of a login.
+func (s *Server) record(who *login, remote string) {
+	host, _, _ := net.SplitHostPort(remote)
+	e := auditlog.Entry{By: auditlog.BySSH, Name: who.method, Action: "open ssh", Sandbox: string(who.id), Address: host}
+	if who.fingerprint != "" {
+		e.Name += " " + who.fingerprint
+	}
+	if entry, exists := s.cfg.Routes.Lookup(who.id); exists {
+		e.Namespace = entry.Namespace
+	}
+	s.cfg.Audit.Add(e)
+}
+
 // byPublicKey checks a public key; its possession is proved afterwards.
 func (s *Server) byPublicKey(ctx context.Context, who *login, key ssh.PublicKey) (*ssh.Permissions, error) {
 	fingerprint := ssh.FingerprintSHA256(key)
-	who.method = "publickey"
+	who.method, who.fingerprint = "publickey", fingerprint
 	who.allowed = func(ctx context.Context) bool {
 		namespaces, err := s.cfg.SSHNamespaces(ctx, fingerprint)
 		return s.owns(who.id, namespaces) && err == nil
@@ -88,7 +105,7 @@ func (s *Server) byPublicKey(ctx context.Context, who *login, key ssh.PublicKey)
 
 // byPassword checks an API key or the sandbox's access token.
 func (s *Server) byPassword(ctx context.Context, who *login, password string) (*ssh.Permissions, error) {
-	who.method = "password"
+	who.method, who.fingerprint = "password", ""
 	who.allowed = func(ctx context.Context) bool {
 		isToken := sandbox.EqualToken(password, s.cfg.Tokens.Agent(who.id))
 		namespace, isKey := s.cfg.KeyNamespace(ctx, password)

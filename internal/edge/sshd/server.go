@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -68,6 +69,8 @@ type Config struct {
 	SSHNamespaces SSHNamespaces
 	HostKey       *HostKey
 	Log           *slog.Logger
+	// Audit records logins; nil: nothing.
+	Audit *auditlog.Log
 	// Registerer of the metrics. Nil: they are not registered.
 	Registerer prometheus.Registerer
 	// Idle closes connections without channels. Default 610 s.

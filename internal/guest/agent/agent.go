@@ -17,6 +17,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httputil"
 	"os"
 	"strconv"
 	"strings"
@@ -29,6 +30,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 	"github.com/barchan-dev/barchan/internal/guest/agent/files"
 	"github.com/barchan-dev/barchan/internal/guest/agent/logs"
+	"github.com/barchan-dev/barchan/internal/guest/agent/oom"
 	"github.com/barchan-dev/barchan/internal/guest/agent/process"
 	"github.com/barchan-dev/barchan/internal/guest/agent/settings"
 	"github.com/barchan-dev/barchan/internal/guest/agent/spawn"
@@ -56,10 +58,12 @@ type Agent struct {
 	reaper     *spawn.Reaper
 	processes  *process.Table
 	entrypoint *entrypoint
+	containers *httputil.ReverseProxy
 	uploads    *files.Uploads
 	watchers   *files.Watchers
 	meter      *usage.Sampler
 	trust      *trust
+	oom        *oom.Killer
 	etc        *etc
 	requests   *requests
 }
@@ -98,10 +102,19 @@ func newAgent(cfg *envd.Config, file string, out io.Writer) *Agent {
 	return &Agent{
 		cfg: cfg, file: file, log: log, book: book, settings: s, users: settings.Users{Accounts: acc, Settings: s}, reaper: r,
 		processes:  process.NewTable(log, r, s),
-		entrypoint: &entrypoint{log: log, cfg: cfg, settings: s, reaper: r, book: book},
-		uploads:    files.NewUploads(), watchers: files.NewWatchers(), meter: usage.NewSampler(), trust: systemTrust(),
+		entrypoint: &entrypoint{log: log, cfg: cfg, settings: s, reaper: r, book: book}, containers: newContainers(log),
+		uploads: files.NewUploads(), watchers: files.NewWatchers(), meter: usage.NewSampler(), trust: systemTrust(),
+		oom: &oom.Killer{Proc: "/proc", Signal: signal},
 		etc: &etc{root: "/"}, requests: newRequests(),
 	}
+}
+
+// signal sends a signal to a process of the sandbox, or to all. Where the agent is not the first process, all are the machine's.
+func signal(pid int, s syscall.Signal) error {
+	if pid == -1 && os.Getpid() != 1 {
+		return syscall.EPERM
+	}
+	return syscall.Kill(pid, s)
 }
 
 // Run serves until ctx ends; then it sends SIGTERM to all processes, and after a grace SIGKILL.
@@ -183,6 +196,13 @@ func (a *Agent) closeServer(ctx context.Context, srv *http.Server, cut context.C
 
 // listen opens the port and writes it to PortFile, if configured.
 func (a *Agent) listen(ctx context.Context) (net.Listener, error) {
+	if a.cfg.Container != "" {
+		ln, err := (&net.ListenConfig{}).Listen(ctx, "unix", envd.ContainerSocket(a.cfg.Container))
+		if err != nil {
+			return nil, fmt.Errorf("listen: %w", err)
+		}
+		return ln, nil
+	}
 	port := a.cfg.Port
 	switch port {
 	case 0:

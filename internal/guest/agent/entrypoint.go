@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 	"github.com/barchan-dev/barchan/internal/guest/agent/logs"
 	"github.com/barchan-dev/barchan/internal/guest/agent/settings"
@@ -36,21 +37,60 @@ func (e *entrypoint) status() envd.Entrypoint {
 	return e.state
 }
 
-// run starts the program and returns when it has exited and its output is copied, or ctx ends.
+const (
+	// The first restart of a program is immediate. Pauses then double from minRestartPause to maxRestartPause, as those of
+	// kubelet do, until the program has run for stableAfter.
+	minRestartPause = time.Second
+	maxRestartPause = 5 * time.Minute
+	stableAfter     = 10 * time.Minute
+	// outputGrace is how long the output of processes that have left the program's group is waited for before a restart.
+	outputGrace = time.Second
+)
+
+// run starts the program, and starts it again as configured. It returns when the program has ended for good and its output
+// is copied, or ctx ends.
 func (e *entrypoint) run(ctx context.Context) {
-	if len(e.cfg.Entrypoint) == 0 {
-		return
+	var pause time.Duration
+	for len(e.cfg.Entrypoint) > 0 {
+		began := time.Now()
+		e.runOnce(ctx)
+		state := e.status()
+		again := e.cfg.Restart == envd.RestartAlways || e.cfg.Restart == envd.RestartOnFailure && state.Failed()
+		if !again || ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > stableAfter {
+			pause = 0
+		}
+		if at := time.Now().Add(pause); pause > 0 {
+			e.record(func(s *envd.Entrypoint) { s.Again = &at })
+			e.log.InfoContext(ctx, "entrypoint to be restarted", "pause", pause)
+		}
+		if !lifecycle.Sleep(ctx, pause) {
+			return
+		}
+		pause = min(max(2*pause, minRestartPause), maxRestartPause)
+		e.record(func(s *envd.Entrypoint) {
+			last := *s
+			last.Last, last.Again = nil, nil
+			*s = envd.Entrypoint{Configured: true, Restarts: s.Restarts + 1, Last: &last}
+		})
 	}
+}
+
+// runOnce starts the program and returns when it has exited and its output is copied, or ctx ends.
+func (e *entrypoint) runOnce(ctx context.Context) {
 	files, pid, exit, err := e.start()
 	if err != nil {
+		now := time.Now()
+		e.record(func(s *envd.Entrypoint) { s.Configured, s.Error, s.FinishedAt = true, err.Error(), &now })
 		e.log.WarnContext(ctx, "entrypoint not started", "error", err)
-		e.record(func(s *envd.Entrypoint) { s.Configured, s.Error = true, err.Error() })
 		return
 	}
-	e.log.InfoContext(ctx, "entrypoint started", "pid", pid)
 	started := time.Now()
 	e.record(func(s *envd.Entrypoint) { s.Configured, s.Running, s.PID, s.StartedAt = true, true, pid, &started })
-	// Its children may keep the pipes open until the agent exits.
+	e.log.InfoContext(ctx, "entrypoint started", "pid", pid)
+	// Its children may keep the pipes open: those of the next run, and the agent's exit, do not wait for them.
 	stop := context.AfterFunc(ctx, func() { _, _ = files.Stdout.Close(), files.Stderr.Close() })
 	defer stop()
 	var copies sync.WaitGroup
@@ -65,6 +105,11 @@ func (e *entrypoint) run(ctx context.Context) {
 		}
 	})
 	e.log.InfoContext(ctx, "entrypoint exited", "pid", pid, "status", spawn.StatusText(ws))
+	if e.cfg.Restart != "" { // what it has left must not run beside the next
+		_ = syscall.Kill(-pid, syscall.SIGKILL) // there may be none
+		timer := time.AfterFunc(outputGrace, func() { _, _ = files.Stdout.Close(), files.Stderr.Close() })
+		defer timer.Stop()
+	}
 	copies.Wait()
 }
 

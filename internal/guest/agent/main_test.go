@@ -102,7 +102,9 @@ func startGuarded(t *testing.T, cfg envd.Config, wrapper ...string) *testAgent {
 	t.Helper()
 	dir := t.TempDir()
 	a := &testAgent{t: t, dir: dir, stderr: &lockedBuffer{}, exited: make(chan struct{})}
-	cfg.Port, cfg.PortFile, cfg.ListenAddress = -1, filepath.Join(dir, "port"), "127.0.0.1"
+	if cfg.Container == "" {
+		cfg.Port, cfg.PortFile, cfg.ListenAddress = -1, filepath.Join(dir, "port"), "127.0.0.1"
+	}
 	if cfg.DefaultUser == "" {
 		cfg.DefaultUser = "root"
 	}
@@ -121,6 +123,9 @@ func startGuarded(t *testing.T, cfg envd.Config, wrapper ...string) *testAgent {
 		close(a.exited)
 	}()
 	t.Cleanup(a.stop)
+	if cfg.Container != "" {
+		return a
+	}
 	eventually.True(t, "port file", func() bool {
 		b, err := os.ReadFile(cfg.PortFile)
 		a.base = "http://" + string(b)

@@ -46,12 +46,14 @@ func (a *Agent) handler() http.Handler {
 		"POST " + envd.PathFreeze:    a.postFreeze,
 		"POST " + envd.PathUnfreeze:  reply.NoContent,
 		"POST " + envd.PathRestored:  a.postRestored,
+		"POST " + envd.PathOOMKill:   a.postOOMKill,
 		"GET " + envd.PathEntrypoint: a.getEntrypoint,
 		"GET " + envd.PathIdentity:   a.getIdentity,
 		"GET " + envd.PathLogs:       a.getLogs,
 		"GET " + envd.PathPorts:      a.getPorts,
 		"GET " + envd.PathConnect:    a.getConnect,
 		"GET " + envd.PathSFTP:       a.getSFTP,
+		"POST " + envd.PathRestart:   a.postRestart,
 		// The runtime API of agent-sandbox's clients.
 		"POST /execute":           a.postExecute,
 		"POST /upload":            files.Upload,
@@ -61,6 +63,7 @@ func (a *Agent) handler() http.Handler {
 	} {
 		mux.Handle(route, reply.Handler(a.log, h))
 	}
+	mux.Handle(envd.PathContainers+"{container}/", http.HandlerFunc(a.toContainer))
 	mux.Handle("/", reply.Handler(a.log, func(_ http.ResponseWriter, r *http.Request) error {
 		return reply.Refuse(http.StatusNotFound, "no route %s %s", r.Method, r.URL.Path)
 	}))
@@ -112,6 +115,16 @@ func (a *Agent) getIdentity(w http.ResponseWriter, r *http.Request) error {
 		return reply.Refuse(http.StatusServiceUnavailable, "the agent does not know its token yet")
 	}
 	return reply.JSON(w, proof)
+}
+
+// postOOMKill kills the process with the most memory. The node asks for it at the sandbox's limit.
+func (a *Agent) postOOMKill(w http.ResponseWriter, r *http.Request) error {
+	killed, ok := a.oom.Kill()
+	if !ok {
+		return reply.Refuse(http.StatusNotFound, "no process has memory but the agent")
+	}
+	a.log.WarnContext(r.Context(), "out of memory: process killed", "pid", killed.PID, "name", killed.Name, "bytes", killed.Bytes, "others", killed.Others)
+	return reply.JSON(w, killed)
 }
 
 // postInit takes what is known only once the sandbox has an owner.

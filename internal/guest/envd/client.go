@@ -35,7 +35,8 @@ type ClientConfig struct {
 }
 
 // Client talks to one agent. It is safe for concurrent use and holds nothing open
-// but the connections of its http.Client.
+// but the connections of its http.Client. A program in the sandbox may have replaced the agent, so the client bounds
+// what it reads, and follows no redirect. HTTP's transport must bound the headers, see [MaxResponseHeader].
 type Client struct {
 	cfg        ClientConfig
 	process    processpb.ProcessClient
@@ -63,9 +64,10 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		return nil, errors.New("http client: needed")
 	}
 	cfg.BaseURL = strings.TrimSuffix(cfg.BaseURL, "/")
+	cfg.HTTP = withoutRedirects(cfg.HTTP)
 	c := &Client{cfg: cfg}
-	c.process = processpb.NewProcessClient(doer{c}, cfg.BaseURL)
-	c.filesystem = filesystempb.NewFilesystemClient(doer{c}, cfg.BaseURL)
+	c.process = processpb.NewProcessClient(doer{c}, cfg.BaseURL, connect.WithReadMaxBytes(maxProcessMessage))
+	c.filesystem = filesystempb.NewFilesystemClient(doer{c}, cfg.BaseURL, connect.WithReadMaxBytes(maxFilesMessage))
 	return c, nil
 }
 
@@ -123,64 +125,21 @@ func (c *Client) Freeze(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, PathFreeze, nil, nil)
 }
 
+// OOMKill kills the process with the most memory, except the agent, and returns when it is gone. Without one, and from an
+// agent older than this route, the error is an [Error] of status 404.
+func (c *Client) OOMKill(ctx context.Context) (OOMKilled, error) {
+	var p OOMKilled
+	err := c.call(ctx, http.MethodPost, PathOOMKill, nil, &p)
+	p.Name = cut(p.Name)
+	return p, err
+}
+
 // Restored has the agent of a restored sandbox read its configuration again: ID, token, environment,
 // names and system files. Requests that were in flight at the checkpoint end with an error; processes
 // continue. It needs no token. at must be later than the sandbox's previous restore; a repeated call
 // with the same time is harmless. An agent older than this route answers 404, an [Error].
 func (c *Client) Restored(ctx context.Context, at time.Time) error {
 	return c.call(ctx, http.MethodPost, PathRestored, RestoredRequest{Timestamp: &at}, nil)
-}
-
-// Entrypoint reads the state of the template's program.
-func (c *Client) Entrypoint(ctx context.Context) (Entrypoint, error) {
-	var e Entrypoint
-	err := c.call(ctx, http.MethodGet, PathEntrypoint, nil, &e)
-	return e, err
-}
-
-// LastOutput returns at most so many of the last bytes that the entrypoint has printed, or of those that can be read.
-func (c *Client) LastOutput(ctx context.Context, size int) string {
-	var text strings.Builder
-	_ = c.Logs(ctx, SourceEntrypoint, false, func(l LogLine) error { // what can be read is returned
-		fmt.Fprintln(&text, l.Line)
-		return nil
-	})
-	out := strings.TrimSpace(text.String())
-	return strings.ToValidUTF8(out[max(0, len(out)-size):], "")
-}
-
-// Logs calls each for every line kept of a source (SourceEntrypoint,
-// SourceAgent, or empty for both), oldest first. With follow it continues until
-// ctx ends or each returns an error, which it then returns. An [Error] of status 503 means that the
-// sandbox was restored from a checkpoint meanwhile.
-func (c *Client) Logs(ctx context.Context, source string, follow bool, each func(LogLine) error) error {
-	q := url.Values{}
-	if follow {
-		q.Set("follow", "true")
-	}
-	if source != "" {
-		q.Set("source", source)
-	}
-	res, err := c.send(ctx, http.MethodGet, PathLogs+"?"+q.Encode(), nil, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = res.Body.Close() }()
-	dec := json.NewDecoder(res.Body)
-	for {
-		var l LogLine
-		if err := dec.Decode(&l); errors.Is(err, io.EOF) {
-			if why := res.Trailer.Get(TrailerError); why != "" {
-				return &Error{Status: http.StatusServiceUnavailable, Message: why}
-			}
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("read log line: %w", err)
-		}
-		if err := each(l); err != nil {
-			return err
-		}
-	}
 }
 
 // Download opens a file for reading; the caller closes it.
@@ -207,7 +166,7 @@ func (c *Client) Upload(ctx context.Context, path string, content io.Reader, met
 	}
 	defer func() { _ = res.Body.Close() }()
 	var infos []FileInfo
-	if err := json.NewDecoder(res.Body).Decode(&infos); err != nil {
+	if err := readAnswer(res.Body, &infos); err != nil {
 		return FileInfo{}, fmt.Errorf("decode answer to upload: %w", err)
 	}
 	if len(infos) != 1 {
@@ -221,6 +180,8 @@ func (c *Client) Compose(ctx context.Context, req ComposeRequest) (FileInfo, err
 	if req.Username == "" {
 		req.Username = c.cfg.User
 	}
+	ctx, cancel := withTimeout(ctx, composeTimeout)
+	defer cancel()
 	var info FileInfo
 	err := c.call(ctx, http.MethodPost, PathCompose, req, &info)
 	return info, err
@@ -234,8 +195,11 @@ func (c *Client) filesURL(path string) string {
 	return PathFiles + "?" + q.Encode()
 }
 
-// call sends in as JSON, if not nil, and decodes the answer into out, if not nil.
+// call sends in as JSON, if not nil, and decodes the answer into out, if not nil. It ends after callTimeout if ctx has no
+// deadline.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
+	ctx, cancel := withTimeout(ctx, callTimeout)
+	defer cancel()
 	var body io.Reader
 	h := http.Header{}
 	if in != nil {
@@ -252,7 +216,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	}
 	defer func() { _ = res.Body.Close() }()
 	if out != nil {
-		if err := json.NewDecoder(res.Body).Decode(out); err != nil {
+		if err := readAnswer(res.Body, out); err != nil {
 			return fmt.Errorf("decode response of %s: %w", path, err)
 		}
 	}
@@ -281,18 +245,6 @@ func (c *Client) send(ctx context.Context, method, path string, body io.Reader, 
 	}
 	defer func() { _ = res.Body.Close() }()
 	return nil, readError(res)
-}
-
-func readError(res *http.Response) error {
-	b, err := io.ReadAll(io.LimitReader(res.Body, 64<<10))
-	if err != nil {
-		return fmt.Errorf("read error of %d: %w", res.StatusCode, err)
-	}
-	var e errorBody
-	if json.Unmarshal(b, &e) != nil || e.Message == "" {
-		e.Message = strings.TrimSpace(string(b))
-	}
-	return &Error{Status: res.StatusCode, Message: e.Message}
 }
 
 // IsCode reports whether an error of an RPC has a code.

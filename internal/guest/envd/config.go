@@ -38,6 +38,10 @@ type Config struct {
 	ListenAddress string `json:"listenAddress,omitempty"`
 	// Port zero means Port.
 	Port int `json:"port,omitempty"`
+	// Container names a container beside the first of a sandbox, whose agent listens on ContainerSocket and on no port.
+	Container string `json:"container,omitempty"`
+	// Restart starts the entrypoint again after its end: RestartAlways, or RestartOnFailure. Empty: it ends once.
+	Restart string `json:"restart,omitempty"`
 	// Hostname and Hosts, if given, are set at the start.
 	Hostname string      `json:"hostname,omitempty"`
 	Hosts    []HostEntry `json:"hosts,omitempty"`
@@ -81,11 +85,12 @@ func (c *Config) Validate() error {
 	if err := c.checkAccess(); err != nil {
 		return err
 	}
+	if err := c.checkPort(); err != nil {
+		return err
+	}
 	switch {
-	case c.Port < -1 || c.Port > 65535:
-		return fmt.Errorf("port: %d is not between 1 and 65535", c.Port)
-	case c.Port == -1 && c.PortFile == "":
-		return fmt.Errorf("portFile: needed with port -1")
+	case !slices.Contains([]string{"", RestartAlways, RestartOnFailure}, c.Restart):
+		return fmt.Errorf("restart: %q is neither %s nor %s", c.Restart, RestartAlways, RestartOnFailure)
 	case c.Processes < 0:
 		return fmt.Errorf("processes: %d is negative", c.Processes)
 	case len(c.Entrypoint) > 0 && c.Entrypoint[0] == "":
@@ -101,6 +106,18 @@ func (c *Config) Validate() error {
 		}
 	}
 	return c.checkEnv()
+}
+
+func (c *Config) checkPort() error {
+	switch {
+	case c.Port < -1 || c.Port > 65535:
+		return fmt.Errorf("port: %d is not between 1 and 65535", c.Port)
+	case c.Port == -1 && c.PortFile == "":
+		return fmt.Errorf("portFile: needed with port -1")
+	case c.Container != "" && (c.Port != 0 || c.PortFile != ""):
+		return fmt.Errorf("container: cannot come with a port")
+	}
+	return nil
 }
 
 func (c *Config) checkAccess() error {

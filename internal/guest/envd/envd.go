@@ -44,19 +44,25 @@ const (
 
 // Routes that are not RPCs.
 const (
-	PathHealth   = "/health"
-	PathMetrics  = "/metrics"
-	PathEnvs     = "/envs"
-	PathFiles    = "/files"
-	PathCompose  = "/files/compose"
-	PathInit     = "/init"
-	PathFreeze   = "/freeze"
+	PathHealth  = "/health"
+	PathMetrics = "/metrics"
+	PathEnvs    = "/envs"
+	PathFiles   = "/files"
+	PathCompose = "/files/compose"
+	PathInit    = "/init"
+	PathFreeze  = "/freeze"
+	// PathOOMKill kills the process that has the most memory, see [OOMKilled].
+	PathOOMKill  = "/internal/oom-kill"
 	PathUnfreeze = "/unfreeze"
 	// PathRestored notifies an agent that its sandbox was restored from a checkpoint, maybe as another
 	// one. It is our addition to the protocol.
 	PathRestored   = "/restored"
 	PathEntrypoint = "/internal/entrypoint"
 	PathLogs       = "/internal/logs"
+	// PathRestart ends the entrypoint, so that an agent with Config.Restart starts it again.
+	PathRestart = "/internal/restart"
+	// PathContainers has the routes of the agents of a sandbox's other containers, each below the container's name.
+	PathContainers = "/internal/containers/"
 )
 
 // internalRoutes are for the control plane alone; so is all below /internal/.
@@ -146,6 +152,20 @@ type Entrypoint struct {
 	FinishedAt *time.Time `json:"finishedAt,omitempty"`
 	// Error is why it could not be started, or the signal that ended it.
 	Error string `json:"error,omitempty"`
+	// Restarts counts its starts after the first; Last is the run before the present one, and Again when it is started next.
+	Restarts int32       `json:"restarts,omitempty"`
+	Last     *Entrypoint `json:"last,omitempty"`
+	Again    *time.Time  `json:"again,omitempty"`
+}
+
+// OOMKilled is a process that was killed for its memory.
+type OOMKilled struct {
+	PID  int    `json:"pid"`
+	Name string `json:"name"`
+	// Bytes is its resident set, with that of the others.
+	Bytes int64 `json:"bytes"`
+	// Others is how many processes of its session were killed with it.
+	Others int `json:"others,omitempty"`
 }
 
 // Sources and streams of log lines.
@@ -159,6 +179,9 @@ const (
 
 // Ended reports whether the program has ended, or could not be started.
 func (e *Entrypoint) Ended() bool { return !e.Running && (e.ExitCode != nil || e.Error != "") }
+
+// Failed reports whether it has ended, and not by exit code 0.
+func (e *Entrypoint) Failed() bool { return e.Ended() && (e.ExitCode == nil || *e.ExitCode != 0) }
 
 // LogLine is one line of output.
 type LogLine struct {

@@ -82,9 +82,13 @@ func (c *Client) Exec(ctx context.Context, argv []string, o ExecOptions) (exit i
 	}
 	defer func() { _ = stream.Close() }()
 	var ended *processpb.ProcessEvent_EndEvent
+	started := false
 	for ended == nil && stream.Receive() {
 		switch ev := stream.Msg().GetEvent(); {
+		case ev.GetStart() != nil && started:
+			return 0, fmt.Errorf("exec %s: %w", argv[0], errStartedTwice)
 		case ev.GetStart() != nil:
+			started = true
 			pid := ev.GetStart().GetPid()
 			defer context.AfterFunc(ctx, func() { c.end(ctx, pid, o) })()
 			c.feed(ctx, pid, o)

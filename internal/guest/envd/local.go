@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -103,7 +104,8 @@ func sendUpgrade(ctx context.Context, agent net.Conn, pathAndQuery, token, user 
 	if err := req.Write(agent); err != nil {
 		return nil, err
 	}
-	br := bufio.NewReaderSize(agent, 1<<10)
+	head := &io.LimitedReader{R: agent, N: MaxResponseHeader}
+	br := bufio.NewReaderSize(head, 1<<10)
 	res, err := http.ReadResponse(br, req)
 	if err != nil {
 		return nil, err
@@ -119,6 +121,7 @@ func sendUpgrade(ctx context.Context, agent net.Conn, pathAndQuery, token, user 
 	if br.Buffered() == 0 {
 		return agent, nil
 	}
+	head.N = math.MaxInt64
 	return &ahead{Conn: agent, read: br}, nil
 }
 

@@ -66,9 +66,12 @@ func (c *Client) Run(ctx context.Context, argv []string, o RunOptions) (exit int
 func (c *Client) follow(ctx context.Context, stream *connect.ServerStreamForClient[processpb.StartResponse]) (
 	ended *processpb.ProcessEvent_EndEvent, tail []byte, err error,
 ) {
-	for stream.Receive() {
+	for started := false; stream.Receive(); {
 		switch ev := stream.Msg().GetEvent(); {
+		case ev.GetStart() != nil && started:
+			return nil, tail, errStartedTwice
 		case ev.GetStart() != nil:
+			started = true
 			pid := ev.GetStart().GetPid()
 			defer context.AfterFunc(ctx, func() { c.kill(ctx, pid) })()
 		case ev.GetData() != nil:

@@ -159,6 +159,8 @@ func capturable(u *registry.Handle, r *journal.Row) error {
 	switch {
 	case u.IsRemoved() || r == nil || u.Observed().State == sandbox.ContainerExited:
 		return fmt.Errorf("sandbox %s/%s is %s: %w", u.Ref.Namespace, u.Ref.Name, u.Observed().State, errs.ErrConflict)
+	case len(r.Plan.Sidecars) > 0:
+		return fmt.Errorf("sandbox %s/%s has several containers, and a checkpoint the files of one; pause it instead: %w", u.Ref.Namespace, u.Ref.Name, errs.ErrInvalid)
 	case r.KeepsClaims():
 		return fmt.Errorf("sandbox %s/%s has only its volumes: %w", u.Ref.Namespace, u.Ref.Name, errs.ErrConflict)
 	case r.Stage == journal.Live || r.Stage == journal.Paused || r.OnDisk():
@@ -175,7 +177,7 @@ func (m *Maker) newCheckpoint(ctx context.Context, ask sandbox.Capture, r *journ
 	}
 	if c.ImageRun == nil { // older rows lack it
 		if img, err := m.cfg.Containerd.Resolve(ctx, r.Plan.Image); err == nil && img.Digest == r.Digest {
-			c.ImageRun = operation.RunOf(img)
+			c.ImageRun = plan.RunOf(img)
 		}
 	}
 	return c
@@ -204,7 +206,7 @@ func (p *work) note(s checkpoint.Stage) error {
 // checkSpace returns an error if the checkpoint does not fit on the disk. It checks the sum of all writes. Memory that is on
 // disk already is shared and not counted; nor are volumes.
 func (m *Maker) checkSpace(ctx context.Context, r *journal.Row, filesOnly bool) error {
-	bytes, err := m.cfg.Containerd.SnapshotUsage(ctx, string(r.Plan.ID))
+	bytes, err := m.cfg.Host.DiskUsed(ctx, r)
 	if err != nil {
 		return err
 	}

@@ -48,8 +48,8 @@ func (p *work) do(ctx context.Context) (err error) {
 	}
 	defer func() {
 		err = errors.Join(err, p.durable.Wait()) // it uses the files that are closed next
-		if p.files != nil && !errors.Is(err, operation.ErrCrash) {
-			err = errors.Join(err, p.files.Close(ctx))
+		if !errors.Is(err, operation.ErrCrash) {
+			err = errors.Join(err, p.end(ctx))
 		}
 	}()
 	if err := p.begin(ctx); err != nil {
@@ -84,6 +84,17 @@ func (p *work) do(ctx context.Context) (err error) {
 	return p.After("capture_ready")
 }
 
+// end closes the copy, and unmounts the disks of a source on disk, which were mounted for it.
+func (p *work) end(ctx context.Context) (err error) {
+	if p.Row.OnDisk() {
+		err = p.m.cfg.Host.Disks(p.Row).Unmount()
+	}
+	if p.files != nil {
+		err = errors.Join(err, p.files.Close(ctx))
+	}
+	return err
+}
+
 // begin does the work that needs no paused source, and copies most of the data.
 func (p *work) begin(ctx context.Context) (err error) {
 	dir := p.m.cfg.Checkpoints.Dir(p.c.Ref.UID)
@@ -95,7 +106,14 @@ func (p *work) begin(ctx context.Context) (err error) {
 			return fmt.Errorf("keep the agent: %w", err)
 		}
 	}
-	if p.files, err = p.m.cfg.Containerd.BeginCopy(ctx, p.ID(), checkpoint.Snapshot(p.c.Ref.UID)); err != nil {
+	disks, from := p.m.cfg.Host.Disks(p.Row), ""
+	if root := disks.Writes(""); root != "" {
+		from = ctrd.UpperIn(root)
+	}
+	if err := disks.Mount(ctx); err != nil { // of a source on disk it is not
+		return err
+	}
+	if p.files, err = p.m.cfg.Containerd.BeginCopy(ctx, p.ID(), from, checkpoint.Snapshot(p.c.Ref.UID)); err != nil {
 		return err
 	}
 	made := map[string]bool{}
@@ -166,7 +184,7 @@ func (p *work) keepFiles(ctx context.Context) error {
 	if len(p.volumes) == 0 {
 		return durable.SyncDirs(p.m.cfg.Checkpoints.Dir(p.c.Ref.UID), p.m.cfg.Checkpoints.Root())
 	}
-	size, err := durable.Usage(filepath.Join(p.m.cfg.Checkpoints.Dir(p.c.Ref.UID), "volumes"))
+	size, err := durable.Usage(ctx, filepath.Join(p.m.cfg.Checkpoints.Dir(p.c.Ref.UID), "volumes"))
 	p.c.FilesSize += size
 	return errors.Join(err, durable.SyncFilesystem(p.m.cfg.Checkpoints.Root()))
 }
@@ -273,6 +291,9 @@ func thaw(ctx context.Context, runtime *oci.Runtime, id string) error {
 func (p *work) fromDisk(ctx context.Context) error {
 	if p.Row.Stage != journal.Stored { // parts of a container may be left
 		if err := p.m.cfg.Release(ctx, p.Operation, p.u); err != nil {
+			return err
+		}
+		if err := p.m.cfg.Host.Disks(p.Row).Mount(ctx); err != nil {
 			return err
 		}
 	}

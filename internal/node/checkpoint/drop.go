@@ -15,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/volumetree"
 )
 
 // eraseTimeout bounds the removal of a checkpoint after its request has ended.
@@ -85,7 +86,7 @@ func (s *Store) drop(ctx context.Context, k *Handle) error {
 
 func (s *Store) removeData(ctx context.Context, uid types.UID) error {
 	failures := []error{s.cfg.Containerd.RemoveCopy(ctx, Snapshot(uid))}
-	if err := os.RemoveAll(s.Dir(uid)); err != nil {
+	if err := volumetree.RemoveAll(ctx, s.Dir(uid)); err != nil {
 		failures = append(failures, fmt.Errorf("remove files of a checkpoint: %w", err))
 	}
 	return errors.Join(failures...)

@@ -69,7 +69,7 @@ func tree(t *testing.T) (c *Client, img Image, dir string) {
 func mounted(t *testing.T, r Rootfs) string {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, r.Mount(dir))
+	must(t, r.Mount(dir, true))
 	t.Cleanup(func() { must(t, Unmount(dir)) })
 	return dir
 }
@@ -84,7 +84,7 @@ func collect(t *testing.T, c *Client) {
 
 // copySnapshot copies a writable snapshot as the node does; copied is called when the writer may continue.
 func copySnapshot(ctx context.Context, c *Client, key, name string, copied func()) (_ Committed, err error) {
-	p, err := c.BeginCopy(ctx, key, name)
+	p, err := c.BeginCopy(ctx, key, "", name)
 	if err != nil {
 		return Committed{}, err
 	}
@@ -303,24 +303,33 @@ func TestImportForeignLayer(t *testing.T) {
 		}
 	}
 	outside := filepath.Join(t.TempDir(), "outside")
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, h := range []tar.Header{
-		{Name: "../../../../../../../../.." + outside, Typeflag: tar.TypeReg, Mode: 0o600},
-		{Name: "up", Typeflag: tar.TypeSymlink, Linkname: filepath.Dir(outside)},
-		{Name: "up/outside", Typeflag: tar.TypeReg, Mode: 0o600},
-		{Name: "kept/", Typeflag: tar.TypeDir, Mode: 0o700, PAXRecords: map[string]string{
-			"SCHILY.xattr.trusted.overlay.redirect": "/gone", "SCHILY.xattr.user.fine": "yes",
-		}},
-	} {
-		must(t, w.WriteHeader(&h))
+	layer := func(all ...tar.Header) io.Reader {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		for _, h := range all {
+			must(t, w.WriteHeader(&h))
+		}
+		must(t, w.Close())
+		return &b
 	}
-	must(t, w.Close())
-	_, err := c.ImportCommitted(t.Context(), "sly", img, &b)
-	must(t, err)
+	for name, r := range map[string]io.Reader{
+		"dots": layer(tar.Header{Name: "../../../../../../../../.." + outside, Typeflag: tar.TypeReg, Mode: 0o600}),
+		"link": layer(
+			tar.Header{Name: "up", Typeflag: tar.TypeSymlink, Linkname: filepath.Dir(outside)},
+			tar.Header{Name: "up/outside", Typeflag: tar.TypeReg, Mode: 0o600},
+		),
+	} {
+		if _, err := c.ImportCommitted(t.Context(), name, img, r); !errors.Is(err, errs.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 	if _, err := os.Lstat(outside); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the layer wrote outside: %v", err)
 	}
+	_, err := c.ImportCommitted(t.Context(), "sly", img, layer(tar.Header{Name: "kept/", Typeflag: tar.TypeDir, Mode: 0o700, PAXRecords: map[string]string{
+		"SCHILY.xattr.trusted.overlay.redirect": "/gone", "SCHILY.xattr.user.fine": "yes",
+	}}))
+	must(t, err)
 	rootfs, err := c.PrepareFrom(t.Context(), "sly-k", "sly")
 	must(t, err)
 	attrs, err := filetree.Attributes(filepath.Join(rootfs.lowers()[0], "kept"))

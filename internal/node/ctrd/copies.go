@@ -23,16 +23,19 @@ type SnapshotCopy struct {
 // BeginCopy prepares a copy of a writable snapshot and copies nothing. A gVisor sandbox has flushed
 // its writes once oci.Checkpoint has written its memory. The copy may be repeated after a crash or
 // failure; the next call, or later containerd's collector, removes leftovers. A taken name is an
-// errs.ErrConflict; more than MaxDepth stacked snapshots are an errs.ErrExhausted.
-func (c *Client) BeginCopy(ctx context.Context, key, name string) (*SnapshotCopy, error) {
+// errs.ErrConflict; more than MaxDepth stacked snapshots are an errs.ErrExhausted. The writes are in
+// from; empty: in containerd's directory.
+func (c *Client) BeginCopy(ctx context.Context, key, from, name string) (*SnapshotCopy, error) {
 	action := fmt.Sprintf("copy snapshot %s to %s", key, name)
-	source, err := c.Snapshot(ctx, key)
-	if err != nil {
-		return nil, kind(action, err)
-	}
-	from, ok := source.upper()
-	if !ok {
-		return nil, fmt.Errorf("%s: not writable: %w", action, errs.ErrInvalid)
+	if from == "" {
+		source, err := c.Snapshot(ctx, key)
+		if err != nil {
+			return nil, kind(action, err)
+		}
+		var ok bool
+		if from, ok = source.upper(); !ok {
+			return nil, fmt.Errorf("%s: not writable: %w", action, errs.ErrInvalid)
+		}
 	}
 	info, err := c.stat(ctx, key)
 	if err != nil {

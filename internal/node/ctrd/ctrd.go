@@ -46,6 +46,9 @@ type Config struct {
 	CallTimeout time.Duration
 	// Pull has the registries, and the bounds of images.
 	Pull pull.Config
+	// Space is called again and again while an image is imported or unpacked, and its error ends that: a layer's size says
+	// nothing of what it becomes. A pull has its own. Nil: not called.
+	Space func() error
 }
 
 // Client uses one namespace of a containerd. It is safe for concurrent use.
@@ -55,6 +58,7 @@ type Client struct {
 	callTimeout time.Duration
 	images      imageCache
 	puller      *pull.Puller
+	space       func() error
 }
 
 // NewClient prepares a client. It connects with the first call, and reconnects.
@@ -80,7 +84,9 @@ func NewClient(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to containerd at %s: %w", cfg.Address, err)
 	}
-	return &Client{api: api, namespace: cfg.Namespace, callTimeout: cmp.Or(cfg.CallTimeout, DefaultCallTimeout), puller: puller}, nil
+	return &Client{
+		api: api, namespace: cfg.Namespace, callTimeout: cmp.Or(cfg.CallTimeout, DefaultCallTimeout), puller: puller, space: cfg.Space,
+	}, nil
 }
 
 // Close ends the connection.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http/httptest"
 	"os"
@@ -23,9 +24,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/ctrdtest"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree/filetreetest"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -166,7 +170,7 @@ func TestSnapshotsOutliveImage(t *testing.T) {
 	rootfs, err := c.Prepare(t.Context(), "k1", imgs[0]) // again
 	must(t, err)
 	dir := t.TempDir()
-	must(t, rootfs.Mount(dir))
+	must(t, rootfs.Mount(dir, true))
 	defer func() { _ = Unmount(dir) }()
 	must(t, os.WriteFile(filepath.Join(dir, "new"), []byte("mine"), 0o600))
 	upper, ok := rootfs.UpperDir()
@@ -189,7 +193,73 @@ func TestSnapshotsOutliveImage(t *testing.T) {
 		t.Errorf("records %+v, %v", records, err)
 	}
 	must(t, Unmount(dir))
+	wantMountFlags(t, rootfs, dir)
 	wantRepeatableRemoval(t, c, dir)
+}
+
+// An image's layers say nothing of the disk that they take: what has no room is refused, and leaves nothing.
+func TestImageThatExpandsBeyondTheDisk(t *testing.T) {
+	c := started(t)
+	small, err := c.Import(t.Context(), tarOf(t, "x.test/a:1", image(t, "one")), 0, "", nil)
+	must(t, err)
+	rootfs, err := c.Prepare(t.Context(), "k1", small[0])
+	must(t, err)
+	upper, _ := rootfs.UpperDir()
+	snapshotsDir := filepath.Dir(filepath.Dir(filepath.Dir(upper)))
+	used := func() int64 {
+		n, err := durable.Usage(t.Context(), snapshotsDir)
+		must(t, err)
+		return n
+	}
+	before := used()
+	c.space = func() error {
+		if used() > before+64<<20 {
+			return errs.Public(errs.ErrExhausted, "no room")
+		}
+		return nil
+	}
+	bomb := image(t, strings.Repeat("\x00", 512<<20))
+	if _, err := c.Import(t.Context(), tarOf(t, "x.test/bomb:1", bomb), 0, "", nil); !errors.Is(err, errs.ErrExhausted) {
+		t.Errorf("import: %v", err)
+	}
+	if _, err := c.Resolve(t.Context(), "x.test/bomb:1"); !errors.Is(err, errs.ErrNotFound) {
+		t.Errorf("its name: %v", err)
+	}
+	eventually.True(t, "what was unpacked goes", func() bool { return used() < before+1<<20 })
+}
+
+// A sandbox may have made directories that no path reaches the end of.
+func TestSnapshotOfADeepTree(t *testing.T) {
+	c := started(t)
+	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/a:1", image(t, "one")), 0, "", nil)
+	must(t, err)
+	rootfs, err := c.Prepare(t.Context(), "deep", imgs[0])
+	must(t, err)
+	upper, _ := rootfs.UpperDir()
+	filetreetest.Deep(t, upper, 4000)
+	if usage, err := c.SnapshotUsage(t.Context(), "deep"); err != nil || usage < 4000*4096 {
+		t.Errorf("usage %d, %v", usage, err)
+	}
+	must(t, c.RemoveSnapshot(t.Context(), "deep"))
+	if _, err := os.Lstat(upper); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("its files: %v", err)
+	}
+	if _, err := c.SnapshotUsage(t.Context(), "deep"); !errors.Is(err, errs.ErrNotFound) {
+		t.Errorf("usage of no snapshot: %v", err)
+	}
+}
+
+func wantMountFlags(t *testing.T, rootfs Rootfs, dir string) {
+	t.Helper()
+	for _, setuid := range []bool{true, false} {
+		must(t, rootfs.Mount(dir, setuid))
+		var st unix.Statfs_t
+		must(t, unix.Statfs(dir, &st))
+		if st.Flags&unix.ST_NODEV == 0 || (st.Flags&unix.ST_NOSUID == 0) != setuid || st.Flags&unix.ST_RDONLY != 0 {
+			t.Errorf("with setuid %v the mount has flags %#x", setuid, st.Flags)
+		}
+		must(t, Unmount(dir))
+	}
 }
 
 func wantRepeatableRemoval(t *testing.T, c *Client, dir string) {

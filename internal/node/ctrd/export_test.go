@@ -52,7 +52,7 @@ func TestExportImage(t *testing.T) {
 	rootfs, err := c.Prepare(t.Context(), "k", back[0])
 	must(t, err)
 	dir := t.TempDir()
-	must(t, rootfs.Mount(dir))
+	must(t, rootfs.Mount(dir, true))
 	defer func() { must(t, Unmount(dir)) }()
 	if b, err := os.ReadFile(filepath.Join(dir, "new")); string(b) != "two" {
 		t.Errorf("the file of the first layer: %q, %v", b, err)
@@ -95,10 +95,10 @@ func commitFiles(t *testing.T, c *Client, img Image, on, name string, change fun
 	}
 	must(t, err)
 	dir := t.TempDir()
-	must(t, rootfs.Mount(dir))
+	must(t, rootfs.Mount(dir, true))
 	change(dir)
 	must(t, Unmount(dir))
-	s, err := c.BeginCopy(t.Context(), key, name)
+	s, err := c.BeginCopy(t.Context(), key, "", name)
 	must(t, err)
 	must(t, s.FinalCopy(t.Context()))
 	_, err = s.Commit(t.Context())

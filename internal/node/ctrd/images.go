@@ -136,7 +136,8 @@ func (c *Client) inspect(ctx context.Context, found containerd.Image) (Image, er
 		return Image{}, kind(action, err)
 	}
 	if !unpacked {
-		if err := found.Unpack(ctx, snapshotter); err != nil {
+		err := c.whileSpace(ctx, func(ctx context.Context) error { return found.Unpack(ctx, snapshotter) })
+		if err != nil {
 			return Image{}, kind(fmt.Sprintf("unpack image %q", found.Name()), err)
 		}
 	}
@@ -165,7 +166,11 @@ func (c *Client) Import(ctx context.Context, source io.Reader, total int64, ref 
 			containerd.WithImageRefTranslator(func(string) string { return full }),
 			containerd.WithDigestRef(func(digest.Digest) string { return full }))
 	}
-	metas, err := c.api.Import(ctx, counted, opts...)
+	var metas []images.Image
+	err := c.whileSpace(ctx, func(ctx context.Context) (err error) {
+		metas, err = c.api.Import(ctx, counted, opts...)
+		return err
+	})
 	if err != nil {
 		return nil, kind("import image", notImage(err))
 	}
@@ -177,8 +182,8 @@ func (c *Client) Import(ctx context.Context, source io.Reader, total int64, ref 
 		}
 		Progress{Ref: meta.Name, Step: "unpack"}.report(progress)
 		img, err := c.inspect(ctx, containerd.NewImage(c.api, meta))
-		if err != nil {
-			return nil, err
+		if err != nil { // an image that cannot be unpacked has no name
+			return nil, errors.Join(err, c.RemoveImageOf(context.WithoutCancel(ctx), meta.Name, meta.Target.Digest))
 		}
 		result = append(result, img)
 		Progress{Ref: meta.Name, Step: "done", Done: total, Total: total}.report(progress)

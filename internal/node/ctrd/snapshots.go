@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,7 +16,9 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/volumetree"
 )
 
 // Rootfs is a writable snapshot of an image, and its mounts.
@@ -23,14 +27,24 @@ type Rootfs struct {
 	mounts []mount.Mount
 }
 
-// initSuffix ends the key of the snapshot of a sandbox's init container. IDs have no dash.
-const initSuffix = "-init"
+// Parts of a sandbox's snapshots besides that of its first container. IDs have no dash.
+const (
+	// InitPart is that of its init containers, one after the other.
+	InitPart = "init"
+	// SidecarPart begins the part of a sidecar, before its name.
+	SidecarPart = "sidecar-"
+)
 
-// InitKey is the key of the snapshot that a sandbox's init containers have, one after the other.
-func InitKey(id string) string { return id + initSuffix }
+// PartKey is the key of the snapshot of a part of a sandbox.
+func PartKey(id, part string) string { return id + "-" + part }
 
-// SandboxOf is the ID of the sandbox that a snapshot belongs to.
-func SandboxOf(key string) string { return strings.TrimSuffix(key, initSuffix) }
+// SandboxOf is the ID of the sandbox that a snapshot belongs to, and the part, empty for its first container.
+func SandboxOf(key string) (id, part string) {
+	if id, part, _ = strings.Cut(key, "-"); part == InitPart || strings.HasPrefix(part, SidecarPart) {
+		return id, part
+	}
+	return key, ""
+}
 
 // Prepare creates a writable snapshot of an image under a key, or finds the existing one. It stays
 // until RemoveSnapshot, even without the image. The end of the context does not interrupt it: a
@@ -69,7 +83,7 @@ func (c *Client) Snapshot(ctx context.Context, key string) (Rootfs, error) {
 func (r Rootfs) UpperDir() (string, bool) {
 	for _, m := range r.mounts {
 		for _, o := range m.Options {
-			if dir, ok := strings.CutPrefix(o, "upperdir="); ok {
+			if dir, ok := strings.CutPrefix(o, upperOption); ok {
 				return dir, true
 			}
 		}
@@ -77,9 +91,64 @@ func (r Rootfs) UpperDir() (string, bool) {
 	return "", false
 }
 
-// Mount mounts the snapshot at a directory.
-func (r Rootfs) Mount(dir string) error {
-	if err := mount.All(r.mounts, dir); err != nil {
+// Over is the snapshot with its writes in a directory of its own, beside the overlay's work directory, instead of containerd's. It
+// makes both. An empty name changes nothing.
+func (r Rootfs) Over(dir string) (Rootfs, error) {
+	if dir == "" {
+		return r, nil
+	}
+	own, ok := r.upper()
+	if !ok {
+		return Rootfs{}, fmt.Errorf("snapshot %s: not writable: %w", r.Key, errs.ErrInvalid)
+	}
+	upper, work := UpperIn(dir), filepath.Join(dir, "work")
+	err := errors.Join(os.MkdirAll(upper, 0o755), os.MkdirAll(work, 0o711))
+	var like unix.Stat_t
+	if err == nil {
+		err = unix.Stat(own, &like)
+	}
+	if err == nil {
+		err = errors.Join(os.Chown(upper, int(like.Uid), int(like.Gid)), unix.Chmod(upper, like.Mode&0o7777))
+	}
+	if err != nil {
+		return Rootfs{}, fmt.Errorf("prepare %s for snapshot %s: %w", dir, r.Key, err)
+	}
+	out := Rootfs{Key: r.Key}
+	for _, m := range r.mounts {
+		if m.Source == own {
+			m.Source = upper
+		}
+		m.Options = slices.Clone(m.Options)
+		for i, o := range m.Options {
+			switch {
+			case strings.HasPrefix(o, upperOption):
+				m.Options[i] = upperOption + upper
+			case strings.HasPrefix(o, "workdir="):
+				m.Options[i] = "workdir=" + work
+			}
+		}
+		out.mounts = append(out.mounts, m)
+	}
+	return out, nil
+}
+
+// UpperIn is the directory with the writes to a snapshot in a directory that was given to Over.
+func UpperIn(dir string) string { return filepath.Join(dir, "fs") }
+
+const upperOption = "upperdir="
+
+// Mount mounts the snapshot at a directory, without access to devices. With setuid the kernel of this host lets its programs
+// change their user, which those of a gVisor sandbox do not need.
+func (r Rootfs) Mount(dir string, setuid bool) error {
+	flags := uintptr(unix.MS_NODEV)
+	if !setuid {
+		flags |= unix.MS_NOSUID
+	}
+	err := mount.All(r.mounts, dir)
+	if err == nil { // the flags of a bind mount can only be set afterwards
+		err = unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|flags, "")
+	}
+	if err != nil {
 		return fmt.Errorf("mount snapshot %s at %s: %w", r.Key, dir, err)
 	}
 	return nil
@@ -100,26 +169,45 @@ func Unmount(dir string) error {
 	}
 }
 
-// RemoveSnapshot removes a snapshot. A missing one is success.
+// RemoveSnapshot removes a snapshot. A missing one is success. Its files go first: containerd takes a descriptor and a buffer
+// for each level of directories, and programs in a sandbox decide how many there are.
 func (c *Client) RemoveSnapshot(ctx context.Context, key string) error {
-	ctx, cancel := c.uninterrupted(ctx)
+	ctx, cancel := c.removal(context.WithoutCancel(ctx))
 	defer cancel()
-	err := c.api.SnapshotService(snapshotter).Remove(ctx, key)
+	action := fmt.Sprintf("remove snapshot %s", key)
+	mounts, err := c.api.SnapshotService(snapshotter).Mounts(ctx, key)
+	if err == nil {
+		if dir, ok := (Rootfs{mounts: mounts}).upper(); ok {
+			if err := volumetree.RemoveAll(ctx, dir); err != nil {
+				return fmt.Errorf("%s: %w", action, err)
+			}
+		}
+	} // else it is committed, or missing
+	err = c.api.SnapshotService(snapshotter).Remove(ctx, key)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
-	return kind(fmt.Sprintf("remove snapshot %s", key), err)
+	return kind(action, err)
 }
 
-// SnapshotUsage returns the bytes written to a snapshot.
+// SnapshotUsage returns the bytes written to a writable snapshot. Unlike containerd it measures trees of any depth.
 func (c *Client) SnapshotUsage(ctx context.Context, key string) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
-	usage, err := c.api.SnapshotService(snapshotter).Usage(ctx, key)
+	action := fmt.Sprintf("measure snapshot %s", key)
+	mounts, err := c.api.SnapshotService(snapshotter).Mounts(ctx, key)
 	if err != nil {
-		return 0, kind(fmt.Sprintf("measure snapshot %s", key), err)
+		return 0, kind(action, err)
 	}
-	return usage.Size, nil
+	dir, ok := (Rootfs{mounts: mounts}).upper()
+	if !ok {
+		return 0, fmt.Errorf("%s: not writable: %w", action, errs.ErrInvalid)
+	}
+	bytes, err := durable.Usage(ctx, dir)
+	if err != nil {
+		return 0, kind(action, errs.Retryable(err))
+	}
+	return bytes, nil
 }
 
 // Snapshots lists the keys of writable snapshots.

@@ -97,7 +97,8 @@ func (s *Scanner) Scan(ctx context.Context) (Inventory, error) {
 	snapshots, err := s.Containerd.Snapshots(ctx)
 	failures = append(failures, err)
 	for _, key := range snapshots {
-		v.Resources = append(v.Resources, Resource{Kind: kindSnapshot, Name: key, ID: ctrd.SandboxOf(key)})
+		id, _ := ctrd.SandboxOf(key)
+		v.Resources = append(v.Resources, Resource{Kind: kindSnapshot, Name: key, ID: id})
 	}
 	records, err := s.Containerd.Records(ctx)
 	add(kindRecord, nil, err)

@@ -111,9 +111,12 @@ func addAllAddresses(name string) error {
 var testReachable = []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd77::/32")}
 
 // egressNetwork is a network with IPv6 in the test's own network namespace.
-func egressNetwork(t *testing.T) *Network {
+func egressNetwork(t *testing.T, change ...func(*Config)) *Network {
 	t.Helper()
 	return testNetwork(t, func(c *Config) {
+		for _, f := range change {
+			f(c)
+		}
 		c.NetnsDir = t.TempDir()
 		c.Subnet, c.Subnet6 = netip.MustParsePrefix("10.201.0.0/24"), netip.MustParsePrefix("fd01:2:3::/64")
 		c.Resolvers = []netip.Addr{netip.MustParseAddr("9.9.9.9"), netip.MustParseAddr("2620:fe::fe")}

@@ -28,6 +28,8 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/netdev/firewall"
+	"github.com/barchan-dev/barchan/internal/node/netdev/rates"
+	"github.com/barchan-dev/barchan/internal/node/netdev/rulewatch"
 )
 
 // DefaultNetnsDir is the directory of named network namespaces, as ip(8) uses it.
@@ -62,6 +64,10 @@ type Config struct {
 	Resolvers []netip.Addr
 	// Reachable are private ranges that sandboxes may reach.
 	Reachable []netip.Prefix
+	// Connections is how many connections of one sandbox the kernel tracks at once; 0: any number.
+	Connections uint32
+	// Rates bound what one sandbox sends and receives, other than between its own programs.
+	Rates rates.Limits
 	// MTU of the sandboxes' interfaces; zero means 1500.
 	MTU int
 	Log *slog.Logger
@@ -115,7 +121,7 @@ func New(cfg Config) (*Network, error) {
 	}
 	rules := firewall.New(firewall.Config{
 		Table: cfg.Table, Bridge: cfg.Bridge, PortPrefix: linkPrefix(cfg.NetnsPrefix), Subnet: cfg.Subnet, Subnet6: cfg.Subnet6,
-		Gateway: cfg.Gateway, Gateway6: gateway6(cfg), Resolvers: cfg.Resolvers, Reachable: cfg.Reachable,
+		Gateway: cfg.Gateway, Gateway6: gateway6(cfg), Resolvers: cfg.Resolvers, Reachable: cfg.Reachable, Connections: cfg.Connections, Rates: cfg.Rates,
 	})
 	return &Network{
 		Policies: rules.Policies(), cfg: cfg, host: host, rules: rules, spares: newNetnsPool(cfg.Spares),
@@ -142,7 +148,7 @@ func check(cfg Config) error {
 	case strings.ContainsRune(cfg.NetnsPrefix, '/'):
 		return fmt.Errorf("network namespace prefix %q: must not contain a slash: %w", cfg.NetnsPrefix, errs.ErrInvalid)
 	}
-	return nil
+	return cfg.Rates.Check()
 }
 
 // Close closes what New opened, and the spares. It leaves the network as it is. Run must have
@@ -193,6 +199,20 @@ func (n *Network) Open(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Watch calls lost whenever another program has removed rules that hold sandboxes back, until ctx is done. lost restores
+// them: by Restore, and by Adopt and SetEgress of each attachment. Call it once, after Open.
+func (n *Network) Watch(ctx context.Context, lost func()) error {
+	return rulewatch.Run(ctx, n.rules.Tables(), func() {
+		if intact, err := n.rules.Intact(); err != nil || !intact {
+			lost()
+		}
+	})
+}
+
+// Restore writes the rules of all sandboxes again. No attachment can send before it is adopted again, if its port was
+// forgotten with them.
+func (n *Network) Restore() error { return n.rules.Install() }
 
 // Destroy removes every namespace, link and rule of the instance, and the bridge. Run must have
 // ended.

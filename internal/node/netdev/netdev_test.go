@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/node/netdev/rates"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -422,6 +423,7 @@ func benchmarkAttach(b *testing.B, spares int) {
 	}
 	n, err := New(Config{
 		Bridge: "brbench", Table: "barchan-bench", NetnsPrefix: "bcbench-", Spares: spares,
+		Rates:  rates.Limits{Bytes: 500e6, Packets: 200_000},
 		Subnet: netip.MustParsePrefix("10.199.0.0/16"), Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

@@ -329,6 +329,21 @@ func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console
 	return pid, nil
 }
 
+// RestoreJoined creates another container of a sandbox that Restore has begun. The sandbox's processes run when its last
+// container is created.
+func (r *Runtime) RestoreJoined(ctx context.Context, id, bundle, image string, console *Console) error {
+	if err := renewBootID(bundle); err != nil {
+		return fmt.Errorf("restore container %s: %w", id, err)
+	}
+	_, err := r.cli(bundle).Restore(ctx, id, bundle, &runc.RestoreOpts{
+		CheckpointOpts: runc.CheckpointOpts{ImagePath: image}, IO: console, PidFile: filepath.Join(bundle, "pid"), Detach: true,
+	})
+	if err != nil {
+		return fmt.Errorf("restore container %s: %w", id, cause(bundle, console.Text(), err))
+	}
+	return nil
+}
+
 func (r *Runtime) checkRestore(ctx context.Context, id, dir string, o RestoreOptions) error {
 	if err := r.checkClass(); err != nil {
 		return err

@@ -36,6 +36,10 @@ var newNamespace = []uint64{
 	unix.CLONE_NEWNS, unix.CLONE_NEWUTS, unix.CLONE_NEWIPC, unix.CLONE_NEWUSER, unix.CLONE_NEWPID, unix.CLONE_NEWNET, unix.CLONE_NEWCGROUP,
 }
 
+// deniedSockets are families that no network namespace holds: AF_VSOCK leads to the hypervisor of this machine, AF_ALG to
+// the cryptography of its kernel.
+var deniedSockets = []uint64{unix.AF_VSOCK, unix.AF_ALG}
+
 // seccomp denies the system calls, in all ABIs, and allows the rest. The class runc trades
 // isolation for speed; untrusted code belongs into gVisor.
 func seccomp() *specs.LinuxSeccomp {
@@ -55,6 +59,12 @@ func seccomp() *specs.LinuxSeccomp {
 		filter.Syscalls = append(filter.Syscalls, specs.LinuxSyscall{
 			Names: []string{"clone"}, Action: specs.ActErrno, ErrnoRet: &refused,
 			Args: []specs.LinuxSeccompArg{{Index: 0, Value: flag, ValueTwo: flag, Op: specs.OpMaskedEqual}},
+		})
+	}
+	for _, family := range deniedSockets {
+		filter.Syscalls = append(filter.Syscalls, specs.LinuxSyscall{
+			Names: []string{"socket"}, Action: specs.ActErrno, ErrnoRet: &refused,
+			Args: []specs.LinuxSeccompArg{{Index: 0, Value: family, Op: specs.OpEqualTo}},
 		})
 	}
 	return filter

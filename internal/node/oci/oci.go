@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -233,6 +234,25 @@ func (r *Runtime) Kill(ctx context.Context, id string, signal syscall.Signal) er
 	return nil
 }
 
+// Stop stops all processes of a gVisor container but the first one, by SIGSTOP.
+func (r *Runtime) Stop(ctx context.Context, id string) error {
+	if err := r.cli("").Kill(ctx, id, int(syscall.SIGSTOP), &runc.KillOpts{All: true}); err != nil {
+		return fmt.Errorf("stop processes of container %s: %w", id, err)
+	}
+	if err := r.cli("").Kill(ctx, id, int(syscall.SIGCONT), &runc.KillOpts{ExtraArgs: []string{"-pid", "1"}}); err != nil {
+		return fmt.Errorf("continue first process of container %s: %w", id, err)
+	}
+	return nil
+}
+
+// Continue continues all processes of a container that Stop has stopped.
+func (r *Runtime) Continue(ctx context.Context, id string) error {
+	if err := r.cli("").Kill(ctx, id, int(syscall.SIGCONT), &runc.KillOpts{All: true}); err != nil {
+		return fmt.Errorf("continue processes of container %s: %w", id, err)
+	}
+	return nil
+}
+
 // Remove ends a container and removes its runtime state and cgroups. It queries neither the
 // container's kernel, which may be stuck, nor the runtime, whose state may be inconsistent: it
 // kills the processes in the cgroups until there are none. A missing container is success.
@@ -243,7 +263,7 @@ func (r *Runtime) Remove(ctx context.Context, id, cgroupsPath string) error {
 	if err := cgroups.KillAll(ctx, cgroupsPath); err != nil {
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}
-	for _, path := range r.statePaths(id) {
+	for _, path := range append(r.statePaths(id), r.joinedPaths(id)...) {
 		if err := os.RemoveAll(path); err != nil {
 			return fmt.Errorf("remove container %s: %w", id, err)
 		}
@@ -263,7 +283,16 @@ func (r *Runtime) statePaths(id string) []string {
 	return []string{filepath.Join(r.cfg.Root, id)}
 }
 
-// List names the runtime's containers.
+// joinedPaths are the files of the other containers of a sandbox in the runtime's root.
+func (r *Runtime) joinedPaths(id string) []string {
+	if r.cfg.Class != GVisor {
+		return nil
+	}
+	found, _ := filepath.Glob(filepath.Join(r.cfg.Root, "*_sandbox:"+id+".*")) // the pattern is valid
+	return found
+}
+
+// List names the runtime's sandboxes, by the IDs of their first containers.
 func (r *Runtime) List() ([]string, error) {
 	entries, err := os.ReadDir(r.cfg.Root)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -275,12 +304,14 @@ func (r *Runtime) List() ([]string, error) {
 	for _, e := range entries {
 		name := e.Name()
 		if r.cfg.Class == GVisor {
-			// runsc keeps <sandbox>_sandbox:<container>.state and a lock beside it.
+			// runsc keeps <container>_sandbox:<sandbox>.state and a lock beside it.
 			var ok bool
 			if name, ok = strings.CutSuffix(name, ".state"); !ok {
 				continue
 			}
-			name = name[strings.LastIndexByte(name, ':')+1:]
+			if name = name[strings.LastIndexByte(name, ':')+1:]; slices.Contains(ids, name) {
+				continue // of several containers
+			}
 		} else if !e.IsDir() {
 			continue
 		}

@@ -1,11 +1,14 @@
 package oci
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -40,6 +43,8 @@ type Mount struct {
 	ReadOnly       bool
 	// SizeLimit of memory in bytes; zero means half of the sandbox's.
 	SizeLimit int64
+	// Shared is the name of memory that several containers mount.
+	Shared string
 }
 
 // Security restricts the privileges of a sandbox's processes.
@@ -64,7 +69,47 @@ type Sandbox struct {
 	Limits                      Limits
 	Security                    Security
 	Annotations                 map[string]string
+	// Container joins the specification to others of one sandbox; the zero value is a sandbox of one container.
+	Container Container
 }
+
+// Container is the place of a container in a sandbox of several.
+type Container struct {
+	// Name is the container's; Sandbox is the ID of the sandbox whose kernel it joins, empty for the first container,
+	// which brings the kernel.
+	Name, Sandbox string
+	// Shared is the memory that several containers mount, by [Mount.Shared], with its limits. The first container has it, too.
+	Shared []Mount
+}
+
+// annotations tell runsc which containers are of one sandbox, as containerd's CRI does.
+func (c Container) annotations(memory int64) map[string]string {
+	if c.Name == "" {
+		return nil
+	}
+	all := map[string]string{"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.container-name": c.Name}
+	if c.Sandbox != "" {
+		all["io.kubernetes.cri.container-type"], all["io.kubernetes.cri.sandbox-id"] = "container", c.Sandbox
+	}
+	for i, m := range c.Shared {
+		hint := fmt.Sprintf("dev.gvisor.spec.mount.shared-%d.", i)
+		all[hint+"source"], all[hint+"type"], all[hint+"share"] = sharedSource(m.Shared), "tmpfs", "pod"
+		all[hint+"options"] = strings.Join(m.memoryOptions(memory), ",")
+	}
+	return all
+}
+
+// memoryOptions are those of a mount of memory, of a sandbox with as much memory in bytes.
+func (m Mount) memoryOptions(memory int64) []string {
+	return []string{"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", cmp.Or(m.SizeLimit, memory/2))}
+}
+
+// sharedSource identifies a volume in memory among the mounts of a sandbox.
+func sharedSource(name string) string { return "/barchan-shared/" + name }
+
+// ContainerID is the runtime's ID of a container beside the first. It does not begin with the sandbox's ID, because runsc
+// takes a prefix for the whole.
+func ContainerID(sandbox, name string) string { return name + "." + sandbox }
 
 // DefaultCapabilities are the capabilities of a sandbox's root within it.
 func DefaultCapabilities() []string {
@@ -93,9 +138,9 @@ func Spec(s Sandbox) *specs.Spec {
 			Rlimits: []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: openFiles(), Soft: openFiles()}},
 		},
 		Mounts:      append(systemMounts(s), volumeMounts(s)...),
-		Annotations: s.Annotations,
+		Annotations: annotations(s),
 		Linux: &specs.Linux{
-			CgroupsPath: s.CgroupsPath,
+			CgroupsPath: s.CgroupsPath, // none beside the first container, whose cgroup is the sandbox's
 			Resources:   resources(s.Class, s.Limits),
 			Namespaces: []specs.LinuxNamespace{
 				{Type: specs.PIDNamespace},
@@ -110,6 +155,17 @@ func Spec(s Sandbox) *specs.Spec {
 		harden(spec.Linux)
 	}
 	return spec
+}
+
+func annotations(s Sandbox) map[string]string {
+	all := maps.Clone(s.Annotations)
+	for name, value := range s.Container.annotations(s.Limits.Memory) {
+		if all == nil {
+			all = map[string]string{}
+		}
+		all[name] = value
+	}
+	return all
 }
 
 // openFiles is the limit of open files of a process: a mebi, or this process's maximum.
@@ -165,13 +221,13 @@ func volumeMounts(s Sandbox) []specs.Mount {
 	}}
 	for _, m := range s.Mounts {
 		if m.Source == "" {
-			size := m.SizeLimit
-			if size == 0 {
-				size = s.Limits.Memory / 2
+			source := "tmpfs"
+			if m.Shared != "" {
+				source = sharedSource(m.Shared)
 			}
 			mounts = append(mounts, specs.Mount{
-				Destination: m.Target, Type: "tmpfs", Source: "tmpfs",
-				Options: []string{"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", size)},
+				Destination: m.Target, Type: "tmpfs", Source: source,
+				Options: m.memoryOptions(s.Limits.Memory),
 			})
 			continue
 		}

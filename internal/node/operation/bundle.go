@@ -13,6 +13,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/node/disk"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
@@ -54,10 +55,15 @@ func (w *Operation) writeBundle(ctx context.Context) error {
 	if err != nil {
 		return errs.Retryable(err)
 	}
-	return errs.Retryable(oci.WriteBundle(w.Path(""), oci.Spec(oci.Sandbox{
-		Class: p.Class, Hostname: p.Hostname, Rootfs: w.Path("rootfs"), NetnsPath: w.netns, AgentDir: agentDir,
+	box := oci.Sandbox{
+		Class: p.Class, Hostname: p.Hostname, Rootfs: w.Path("rootfs"), NetnsPath: w.host.cfg.Network.NetnsPath(w.ID()), AgentDir: agentDir,
 		CgroupsPath: w.host.Cgroup(w.ID()), Env: []string{"PATH=" + plan.DefaultPath}, Mounts: mounts, Limits: p.Limits, Security: p.Security,
-	})))
+		Container: oci.Container{Name: p.Name, Shared: p.SharedMemory()},
+	}
+	if w.sidecar() != "" { // in the kernel and cgroup of the first container
+		box.CgroupsPath, box.Container.Sandbox, box.Container.Shared = "", w.ID(), nil
+	}
+	return errs.Retryable(oci.WriteBundle(w.Path(""), oci.Spec(box)))
 }
 
 // systemFiles are the files in /etc that depend on the network, by path.
@@ -73,7 +79,7 @@ func (w *Operation) writeSystemFiles() error {
 
 func (w *Operation) mounts() (mounts []oci.Mount, err error) {
 	for i, v := range w.Row.Plan.Volumes {
-		m := oci.Mount{Target: v.Target, ReadOnly: v.ReadOnly, SizeLimit: v.SizeLimit}
+		m := oci.Mount{Target: v.Target, ReadOnly: v.ReadOnly, SizeLimit: v.SizeLimit, Shared: v.Memory}
 		switch {
 		case v.Volume != "":
 			m.Source, err = w.host.cfg.Volumes.Source(types.NamespacedName{Namespace: w.Row.Plan.Ref.Namespace, Name: v.Volume})
@@ -82,7 +88,7 @@ func (w *Operation) mounts() (mounts []oci.Mount, err error) {
 		case v.Projected != "":
 			m.Source = w.projectedVolume(v.Projected)
 		case v.Claim != "", v.Scratch != "":
-			m.Source, err = volumeDir(w.VolumeSource(v), v.SubPath)
+			m.Source, err = disk.Directory(w.VolumeSource(v), v.SubPath)
 		}
 		if err != nil {
 			return nil, err
@@ -90,33 +96,6 @@ func (w *Operation) mounts() (mounts []oci.Mount, err error) {
 		mounts = append(mounts, m)
 	}
 	return mounts, nil
-}
-
-// volumeDir creates a volume's directory and the requested path in it, which must not escape through a link
-// that a sandbox created.
-func volumeDir(dir, sub string) (string, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("create volume: %w", err)
-	}
-	if err := os.Chmod(dir, 0o777); err != nil { // the sandbox's users share it
-		return "", fmt.Errorf("create volume: %w", err)
-	}
-	if sub == "" {
-		return dir, nil
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return "", fmt.Errorf("open volume: %w", err)
-	}
-	defer func() { _ = root.Close() }()
-	if err := root.MkdirAll(sub, 0o777); err != nil {
-		return "", fmt.Errorf("create path %q of volume: %w", sub, err)
-	}
-	full, err := filepath.EvalSymlinks(filepath.Join(dir, sub))
-	if err != nil {
-		return "", fmt.Errorf("resolve path %q of volume: %w", sub, err)
-	}
-	return full, nil
 }
 
 // agentConfig is the agent's configuration at start.
@@ -141,6 +120,9 @@ func (w *Operation) agentConfig(ctx context.Context) (*envd.Config, error) {
 	}
 	if p.Class == oci.GVisor { // where the host's limit would end the sandbox
 		cfg.Processes = p.Processes()
+	}
+	if name := w.sidecar(); name != "" {
+		cfg.Container, cfg.Restart = name, p.SidecarRestart()
 	}
 	w.setAgentToken(cfg)
 	return cfg, nil

@@ -2,27 +2,26 @@ package operation
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"net/netip"
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/node/agentconn"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/disk"
 	"github.com/barchan-dev/barchan/internal/node/images"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
+	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/programs"
@@ -45,6 +44,7 @@ type HostConfig struct {
 	Runtimes    *programs.Runtimes
 	Checkpoints *checkpoint.Store
 	Volumes     *volumes.Store
+	Disks       *disk.Store
 
 	// Objects reads Secrets and ConfigMaps; nil: there are none.
 	Objects podsource.Objects
@@ -70,7 +70,7 @@ type HostConfig struct {
 // Host is the part of the host that operations change. It is safe for concurrent use.
 type Host struct {
 	cfg    HostConfig
-	Agents *http.Client
+	Agents *agentconn.Agents
 	// AgentFile is the node's copy of the agent; it is set before the first operation.
 	AgentFile string
 	restores  chan struct{} // bounds the concurrent restores of checkpoints' memory
@@ -83,46 +83,24 @@ func NewHost(cfg HostConfig) *Host {
 	}
 	return &Host{
 		cfg: cfg, restores: make(chan struct{}, checkpoint.MaxConcurrentRestores()),
-		Agents: &http.Client{Transport: &http.Transport{
-			DialContext:        (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
-			DisableCompression: true, MaxIdleConnsPerHost: 4, IdleConnTimeout: 5 * time.Minute,
-		}},
+		Agents: agentconn.New(cfg.AgentToken, cfg.StartTimeout),
 	}
 }
 
 // Close closes idle connections to agents.
-func (h *Host) Close() { h.Agents.CloseIdleConnections() }
+func (h *Host) Close() { h.Agents.Close() }
 
 // Operation returns an operation on the sandbox of a row, which it changes.
 func (h *Host) Operation(r *journal.Row) *Operation { return &Operation{host: h, Row: r} }
 
-// minProbePause and maxProbePause bound the pauses between two requests to a starting agent.
-const (
-	minProbePause = time.Millisecond
-	maxProbePause = 10 * time.Millisecond
-	// firstProbeTimeout bounds the first request: a packet sent before the agent listens is lost, and TCP
-	// would resend it only after a second. maxProbeTimeout bounds later ones, whose timeout grows: on an
-	// overloaded host every response takes long.
-	firstProbeTimeout = 50 * time.Millisecond
-	maxProbeTimeout   = 2 * time.Second
-)
-
 // AgentOf returns a client of the agent at an address.
 func (h *Host) AgentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {
-	cfg := h.agentConfig(addr)
-	if h.cfg.AgentToken != nil {
-		cfg.Token = func() string { return h.cfg.AgentToken(id) }
-	}
-	c, err := envd.NewClient(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("create agent client: %w", err)
-	}
-	return c, nil
+	return h.Agents.Client(agentconn.Container{ID: id, Address: addr})
 }
 
-// agentConfig is of a client without a token.
-func (h *Host) agentConfig(addr netip.Addr) envd.ClientConfig {
-	return envd.ClientConfig{HTTP: h.Agents, BaseURL: "http://" + net.JoinHostPort(addr.String(), strconv.Itoa(envd.Port))}
+// SidecarOf returns a client of the agent of a sidecar.
+func (h *Host) SidecarOf(id sandbox.ID, addr netip.Addr, name string) (*envd.Client, error) {
+	return h.Agents.Client(agentconn.Container{ID: id, Address: addr, Sidecar: name})
 }
 
 // ClaimsDir has the volume claims of a sandbox.
@@ -187,8 +165,27 @@ func (h *Host) MemoryOf(r *journal.Row) (int64, error) {
 	return int64(used.Memory), nil //nolint:gosec // below 8 EiB
 }
 
+// Runtime is what drives a sandbox's containers.
+func (h *Host) Runtime(r *journal.Row) (*oci.Runtime, error) {
+	return h.cfg.Runtimes.Driving(r.Plan.Class, r.Build)
+}
+
 // Dir is the sandbox's directory: bundle, root filesystem's mount point, scratch volumes.
 func (h *Host) Dir(id string) string { return filepath.Join(h.cfg.DataDir, "sandboxes", id) }
+
+// Disks are the disks of a row's sandbox.
+func (h *Host) Disks(r *journal.Row) *disk.Sandbox {
+	id := string(r.Plan.ID)
+	return &disk.Sandbox{Store: h.cfg.Disks, Dir: h.Dir(id), ClaimsDir: h.ClaimsDir(id), Bytes: r.Disk, Sizes: r.Plan.ClaimSizes}
+}
+
+// DiskUsed is the bytes that a sandbox has written to its root and scratch volumes.
+func (h *Host) DiskUsed(ctx context.Context, r *journal.Row) (int64, error) {
+	if r.Disk == 0 {
+		return h.cfg.Containerd.SnapshotUsage(ctx, string(r.Plan.ID))
+	}
+	return h.Disks(r).Used()
+}
 
 // Cgroup is the path of a sandbox's cgroup.
 func (h *Host) Cgroup(id string) string { return path.Join(h.cfg.CgroupParent, id) }

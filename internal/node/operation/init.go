@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -12,19 +13,21 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/node/agentconn"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 // maxInitOutput limits what is kept of the output of a failed init container, in bytes.
 const maxInitOutput = 1 << 10
 
-// initContainer is an operation on an init container. It has the sandbox's ID, cgroup and network, because the sandbox
-// does not run yet, and files of its own.
-func (w *Operation) initContainer(i int) *Operation {
+// other is an operation on another container of the sandbox than the first. It has the sandbox's ID and network, and files of
+// its own.
+func (w *Operation) other(c *plan.Container, part string) *Operation {
 	return &Operation{
-		host: w.host, Row: &journal.Row{Plan: w.Row.Plan.OfInit(i), Address: w.Row.Address}, init: i + 1,
-		outputOnError: w.Row.Plan.Init[i].OutputOnError, netns: w.netns, Pulling: w.Pulling,
+		host: w.host, Row: &journal.Row{Plan: w.Row.Plan.Of(c), Address: w.Row.Address, Process: w.Row.Process, Disk: w.Row.Disk}, part: part,
+		outputOnError: c.OutputOnError, Pulling: w.Pulling, moved: w.moved,
 	}
 }
 
@@ -38,7 +41,8 @@ func (w *Operation) runInit(ctx context.Context) error {
 		if w.Initializing != nil {
 			w.Initializing(all[i].Name, i+1, len(all))
 		}
-		one := w.initContainer(i)
+		one := w.other(&all[i], ctrd.InitPart) // with the sandbox's cgroup too, because the sandbox does not run yet
+		one.Row.Plan.Name, one.init = "", i+1
 		err := one.runToEnd(ctx)
 		if err = errors.Join(err, w.Kill(ctx), one.removeInit(ctx)); err != nil {
 			return fmt.Errorf("init container %s: %w", all[i].Name, err)
@@ -51,25 +55,32 @@ func (w *Operation) runInit(ctx context.Context) error {
 }
 
 // removeInit removes the files of the init container that ran last.
-func (w *Operation) removeInit(ctx context.Context) error {
-	dir := w.shared("init")
-	if err := ctrd.Unmount(w.shared("init/rootfs")); err != nil {
+func (w *Operation) removeInit(ctx context.Context) error { return w.removePart(ctx, ctrd.InitPart) }
+
+// removePart removes the files of another container.
+func (w *Operation) removePart(ctx context.Context, part string) error {
+	root := w.shared(filepath.Join(part, "rootfs"))
+	if err := ctrd.Unmount(root); err != nil {
 		return err
 	}
-	if err := w.host.cfg.Containerd.RemoveSnapshot(ctx, ctrd.InitKey(w.ID())); err != nil {
+	if err := w.host.cfg.Containerd.RemoveSnapshot(ctx, ctrd.PartKey(w.ID(), part)); err != nil {
 		return err
 	}
-	if err := os.Remove(w.shared("init/rootfs")); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(root); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove mount point: %w", err) // never its files through it
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	failures := []error{os.RemoveAll(w.shared(part))}
+	if writes := w.host.Disks(w.Row).Writes(part); writes != "" {
+		failures = append(failures, os.RemoveAll(writes))
+	}
+	if err := errors.Join(failures...); err != nil {
 		return fmt.Errorf("remove files: %w", err)
 	}
 	return nil
 }
 
-// runToEnd runs one init container. Its program is the agent's, as the sandbox's is.
-func (w *Operation) runToEnd(ctx context.Context) (err error) {
+// makeFiles makes the files of another container from its image.
+func (w *Operation) makeFiles(ctx context.Context) (err error) {
 	var progress func(ctrd.Progress)
 	if w.Pulling != nil {
 		progress = w.Pulling()
@@ -77,15 +88,24 @@ func (w *Operation) runToEnd(ctx context.Context) (err error) {
 	if w.Image, err = w.host.FindImage(ctx, &w.Row.Plan, progress); err != nil {
 		return err
 	}
-	w.Row.ImageEnv = w.Image.Config.Env
-	defer w.closeConsole()
-	for _, do := range []func(context.Context) error{w.removeInit, w.prepare, w.mount, w.writeBundle} {
+	w.Row.Digest, w.Row.ImageEnv = w.Image.Digest, append([]string{}, w.Image.Config.Env...)
+	remove := func(ctx context.Context) error { return w.removePart(ctx, w.part) }
+	for _, do := range []func(context.Context) error{remove, w.prepare, w.mount, w.writeBundle} {
 		if err := do(ctx); err != nil {
 			return err
 		}
 	}
 	if !w.Row.Program {
 		return fmt.Errorf("it has no command, and its image no program: %w", errs.ErrInvalid)
+	}
+	return nil
+}
+
+// runToEnd runs one init container. Its program is the agent's, as the sandbox's is.
+func (w *Operation) runToEnd(ctx context.Context) (err error) {
+	defer w.closeConsole()
+	if err := w.makeFiles(ctx); err != nil {
+		return err
 	}
 	if err := w.start(ctx); err != nil {
 		return err
@@ -98,33 +118,23 @@ func (w *Operation) runToEnd(ctx context.Context) (err error) {
 
 // awaitEnd returns when the program has ended with code 0.
 func (w *Operation) awaitEnd(ctx context.Context) error {
-	starting, cancel := context.WithTimeout(ctx, w.host.cfg.StartTimeout)
-	agent, err := w.awaitHealth(starting)
-	cancel()
+	agent, err := w.host.Agents.AwaitHealth(ctx, w.conn())
 	if err != nil {
 		return err
 	}
 	for {
-		state, err := agent.Entrypoint(ctx)
-		if err == nil && state.Ended() {
+		state, err := agent.AwaitEntrypoint(ctx)
+		if err == nil {
 			return w.result(ctx, agent, state)
 		}
-		err = agent.Logs(ctx, envd.SourceAgent, true, func(envd.LogLine) error { // there is one for the end
-			if state, err := agent.Entrypoint(ctx); err != nil || state.Ended() {
-				return errInitEnded
-			}
-			return nil
-		})
 		if !w.Row.Process.Alive() {
 			return sandbox.InitFailed(fmt.Errorf("its kernel ended, perhaps without memory left: %s: %w", w.console.Text(), errs.ErrUnavailable))
 		}
-		if !lifecycle.Sleep(ctx, maxProbePause) {
+		if !lifecycle.Sleep(ctx, agentconn.MaxPause) {
 			return errs.Retryable(fmt.Errorf("await its end: %w: %w", context.Cause(ctx), err))
 		}
 	}
 }
-
-var errInitEnded = errors.New("the program has ended")
 
 // result is nil for code 0. Another ends a sandbox with restartPolicy Never; others are made again.
 func (w *Operation) result(ctx context.Context, agent *envd.Client, state envd.Entrypoint) error {

@@ -29,7 +29,7 @@ func OrFiles(err error) error {
 }
 
 func (w *Operation) checkpoint(ctx context.Context) error {
-	runtime, err := w.host.cfg.Runtimes.Driving(w.Row.Plan.Class, w.Row.Build)
+	runtime, err := w.host.Runtime(w.Row)
 	if err != nil {
 		return err
 	}
@@ -59,8 +59,11 @@ func (w *Operation) flush(ctx context.Context) error {
 	if w.rootfs, err = w.host.cfg.Containerd.Snapshot(ctx, w.ID()); err != nil {
 		return err
 	}
+	if err := w.host.Disks(w.Row).Sync(); err != nil {
+		return errs.Retryable(err)
+	}
 	if w.Row.Memory != nil {
-		if w.Row.Memory.Disk, err = w.host.cfg.Containerd.SnapshotUsage(ctx, w.ID()); err != nil {
+		if w.Row.Memory.Disk, err = w.host.DiskUsed(ctx, w.Row); err != nil {
 			return err
 		}
 	}
@@ -145,7 +148,10 @@ func (w *Operation) verify(ctx context.Context) error {
 func (w *Operation) restore(ctx context.Context) error {
 	defer w.closeConsole()
 	group, together := errgroup.WithContext(ctx)
-	for _, s := range []step{{name: "verify", do: w.verify}, {name: "network", do: w.attach}, {name: "mount", do: w.remount}, {name: "projected", do: w.refillProjected}} {
+	remount := func(ctx context.Context) error {
+		return errors.Join(w.remount(ctx), w.eachSidecar(ctx, (*Operation).remount))
+	}
+	for _, s := range []step{{name: "verify", do: w.verify}, {name: "network", do: w.attach}, {name: "mount", do: remount}, {name: "projected", do: w.refillProjected}} {
 		group.Go(func() error { return w.doOne(together, s) })
 	}
 	if err := group.Wait(); err != nil {
@@ -161,7 +167,7 @@ func (w *Operation) closeConsole() {
 }
 
 func (w *Operation) remount(ctx context.Context) (err error) {
-	if w.rootfs, err = w.host.cfg.Containerd.Snapshot(ctx, w.ID()); err != nil {
+	if w.rootfs, err = w.host.cfg.Containerd.Snapshot(ctx, w.snapshotKey()); err != nil {
 		return err
 	}
 	return w.mount(ctx)
@@ -184,6 +190,9 @@ func (w *Operation) load(ctx context.Context) (err error) {
 		return errs.Retryable(fmt.Errorf("container exited at once: %w: %s", err, w.console.Text()))
 	}
 	w.Row.StartedAt = time.Now()
+	if err := w.loadSidecars(ctx, runtime, w.host.MemoryDir(w.ID())); err != nil {
+		return damaged(err)
+	}
 	return nil
 }
 

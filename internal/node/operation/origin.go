@@ -22,9 +22,9 @@ import (
 // VolumeSource is the host directory of a volume's data.
 func (w *Operation) VolumeSource(v plan.Volume) string {
 	if v.Claim != "" {
-		return filepath.Join(w.host.ClaimsDir(w.ID()), v.Claim)
+		return w.host.Disks(w.Row).Claim(v.Claim)
 	}
-	return w.shared(filepath.Join("volumes", v.Scratch))
+	return w.host.Disks(w.Row).Scratch(v.Scratch)
 }
 
 // RestoresMemory reports whether a sandbox's processes come from a checkpoint.

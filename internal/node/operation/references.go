@@ -7,9 +7,12 @@ import (
 	"io/fs"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/podsource"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/projection"
 	"github.com/barchan-dev/barchan/internal/node/references"
 )
@@ -27,10 +30,12 @@ func (w *Operation) Resolve(ctx context.Context) (err error) {
 	if found.Env, err = w.host.values().Env(ctx, p); err != nil {
 		return err
 	}
-	for i := range p.Init { // all that is missing is known before anything runs
-		of := p.OfInit(i)
-		if _, err = w.host.values().Env(ctx, &of); err != nil {
-			return err
+	for _, list := range [][]plan.Container{p.Init, p.Sidecars} { // all that is missing is known before anything runs
+		for i := range list {
+			of := p.Of(&list[i])
+			if _, err = w.host.values().Env(ctx, &of); err != nil {
+				return err
+			}
 		}
 	}
 	w.resolved = found
@@ -110,5 +115,5 @@ func (w *Operation) copySubPaths() error {
 }
 
 func (w *Operation) subPathCopy(mount int) string {
-	return filepath.Join(w.projectedDir(), "subpaths", strconv.Itoa(w.init), strconv.Itoa(mount))
+	return filepath.Join(w.projectedDir(), "subpaths", strings.TrimPrefix(w.part, ctrd.InitPart)+strconv.Itoa(w.init), strconv.Itoa(mount))
 }

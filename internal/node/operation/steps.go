@@ -30,7 +30,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/references"
 )
 
@@ -57,7 +56,9 @@ type Operation struct {
 	Origin *checkpoint.Origin
 	// moved means that a resuming sandbox has a new address.
 	moved bool
-	// init is 1 for the first init container, whose files are apart from the sandbox's; 0 for the sandbox.
+	// part is the directory of another container than the first, within the sandbox's: that of init containers, or a sidecar's.
+	part string
+	// init is 1 for the first init container; 0 for all others.
 	init int
 	// outputOnError is that of the init container.
 	outputOnError bool
@@ -67,7 +68,6 @@ type Operation struct {
 	Pulling func() func(ctrd.Progress)
 	// resolved is nil before Resolve.
 	resolved *references.Values
-	netns    string
 	rootfs   ctrd.Rootfs
 	console  *oci.Console
 }
@@ -86,13 +86,15 @@ func (w *Operation) steps() map[string]step {
 		{"address", w.takeAddress, w.releaseAddress},
 		{"network", w.attach, w.detach},
 		{"snapshot", w.prepareRoot, w.removeSnapshot},
-		{"mount", w.mount, w.unmount},
+		{"mount", w.mount, w.discardRoot},
 		{"bundle", w.writeBundle, w.removeFiles},
 		{"record", w.WriteRecord, w.removeRecord},
+		{"sidecar_files", w.makeSidecars, w.removeSidecars},
 		{"init", w.runInit, w.removeInit},
 		{"verify", w.verifyOrigin, noop},
 		{"start", w.startOrRestore, w.Kill},
 		{"agent", w.awaitNewAgent, noop},
+		{"sidecars", w.startSidecars, noop},
 		{"warmup", w.warmUp, noop},
 		{"hold", w.holdAddress, noop},
 	} {
@@ -108,17 +110,17 @@ func noop(context.Context) error { return nil }
 func stages() [][][]string {
 	return [][][]string{
 		{{"address", "network"}, {"snapshot", "mount"}, {"verify"}},
-		{{"bundle"}, {"record"}},
+		{{"bundle", "sidecar_files"}, {"record"}},
 		{{"init"}},
 		{{"start"}},
-		{{"agent", "warmup"}, {"hold"}},
+		{{"agent", "sidecars", "warmup"}, {"hold"}},
 	}
 }
 
 // Backwards is the order of undoing. Users of the host's resources come first; the address comes last, and
 // only if all else is removed.
 func Backwards() []string {
-	return []string{"start", "init", "record", "mount", "bundle", "snapshot", "network", "address"}
+	return []string{"start", "init", "sidecar_files", "record", "mount", "bundle", "snapshot", "network", "address"}
 }
 
 // Create does all steps. On failure the caller undoes them.
@@ -212,21 +214,16 @@ func (w *Operation) ID() string { return string(w.Row.Plan.ID) }
 
 func (w *Operation) uid() string { return string(w.Row.Plan.Ref.UID) }
 
-// Path is a file in the directory of the sandbox, or of its init container.
-func (w *Operation) Path(name string) string {
-	if w.init > 0 {
-		return w.shared(filepath.Join("init", name))
-	}
-	return w.shared(name)
-}
+// Path is a file in the directory of the container.
+func (w *Operation) Path(name string) string { return w.shared(filepath.Join(w.part, name)) }
 
 // shared is a file in the sandbox's directory.
 func (w *Operation) shared(name string) string { return filepath.Join(w.host.Dir(w.ID()), name) }
 
 // snapshotKey is the name of the writable copy of the image.
 func (w *Operation) snapshotKey() string {
-	if w.init > 0 {
-		return ctrd.InitKey(w.ID())
+	if w.part != "" {
+		return ctrd.PartKey(w.ID(), w.part)
 	}
 	return w.ID()
 }
@@ -273,11 +270,9 @@ func (w *Operation) holdAddress(context.Context) error {
 }
 
 func (w *Operation) attach(ctx context.Context) error {
-	at, err := w.host.cfg.Network.Attach(ctx, w.Endpoint())
-	if err != nil {
+	if _, err := w.host.cfg.Network.Attach(ctx, w.Endpoint()); err != nil {
 		return errs.Retryable(err)
 	}
-	w.netns = at.NetnsPath
 	return w.host.ApplyEgress(ctx, w.Row) // before any of its processes can run
 }
 
@@ -298,21 +293,34 @@ func (w *Operation) removeSnapshot(ctx context.Context) error {
 	return w.host.cfg.Containerd.RemoveSnapshot(ctx, w.snapshotKey())
 }
 
-func (w *Operation) mount(context.Context) error {
-	dir := w.Path("rootfs")
+func (w *Operation) mount(ctx context.Context) (err error) {
+	dir, disks := w.Path("rootfs"), w.host.Disks(w.Row)
+	if err := disks.Mount(ctx); err != nil {
+		return err
+	}
+	if w.rootfs, err = w.rootfs.Over(disks.Writes(w.part)); err != nil {
+		return errs.Retryable(err)
+	}
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return errs.Retryable(err)
 	}
 	if err := ctrd.Unmount(dir); err != nil {
 		return errs.Retryable(err)
 	}
-	if err := w.rootfs.Mount(dir); err != nil {
+	if err := w.rootfs.Mount(dir, w.Row.Plan.Class != oci.GVisor); err != nil {
 		return errs.Retryable(err)
 	}
 	return nil
 }
 
-func (w *Operation) unmount(context.Context) error { return ctrd.Unmount(w.Path("rootfs")) }
+func (w *Operation) unmount(context.Context) error {
+	return errors.Join(ctrd.Unmount(w.Path("rootfs")), w.host.Disks(w.Row).Unmount())
+}
+
+// discardRoot is the undo of mount: what was not written yet is not.
+func (w *Operation) discardRoot(context.Context) error {
+	return errors.Join(ctrd.Unmount(w.Path("rootfs")), w.host.Disks(w.Row).Discard())
+}
 
 // removeFiles removes all files of the sandbox, including its claims' directories.
 func (w *Operation) removeFiles(ctx context.Context) error {
@@ -368,7 +376,7 @@ func (w *Operation) start(ctx context.Context) (err error) {
 		return err
 	}
 	w.Row.Build = w.host.cfg.Runtimes.BuildOf(w.Row.Plan.Class)
-	pid, err := runtime.Run(ctx, w.ID(), w.Path(""), w.console)
+	pid, err := runtime.Run(ctx, w.containerID(), w.Path(""), w.console)
 	if err != nil {
 		return errs.Retryable(err)
 	}
@@ -408,9 +416,3 @@ func StepNames() (names []string) {
 // ErrCrash makes a failed step leave everything as it is, like a crash. Config.AfterStep returns it, in
 // tests.
 var ErrCrash = errors.New("crash on purpose")
-
-// RunOf returns an image's configuration of its program.
-func RunOf(img ctrd.Image) *plan.ImageRun {
-	c := &img.Config
-	return &plan.ImageRun{Ref: img.Ref, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Workdir: c.WorkingDir, User: c.User}
-}

@@ -12,6 +12,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 // disconnect removes a sandbox from the network, and ends the host's connections to it, which would otherwise
@@ -102,7 +103,7 @@ func (w *Operation) stop(ctx context.Context) error {
 
 // flushPaused makes a frozen container write its files.
 func (w *Operation) flushPaused(ctx context.Context) error {
-	runtime, err := w.host.cfg.Runtimes.Driving(w.Row.Plan.Class, w.Row.Build)
+	runtime, err := w.host.Runtime(w.Row)
 	if err != nil {
 		return err
 	}
@@ -121,7 +122,7 @@ func (w *Operation) discard(ctx context.Context) error {
 	case agents.SuspendFiles:
 		return w.RemoveMemory(ctx)
 	case agents.SuspendDelete:
-		return errors.Join(w.removeRecord(ctx), w.removeOwnFiles(ctx), w.removeSnapshot(ctx))
+		return errors.Join(w.removeRecord(ctx), w.removeSidecars(ctx), w.removeOwnFiles(ctx), w.removeSnapshot(ctx))
 	case agents.SuspendMemory:
 	}
 	return nil
@@ -137,6 +138,7 @@ func (w *Operation) restartFromFiles(ctx context.Context) error {
 		{name: "readdress", do: w.readdress},
 		{name: "start", do: w.start},
 		{name: "agent", do: w.awaitAgent},
+		{name: "sidecars", do: w.restartSidecars},
 	})
 }
 
@@ -161,7 +163,7 @@ func (w *Operation) fromClaims(ctx context.Context) error {
 		return err
 	}
 	w.Image = image
-	w.Row.Digest, w.Row.ImageEnv, w.Row.ImageRun, w.Row.Warmed = image.Digest, append([]string{}, image.Config.Env...), RunOf(image), false
+	w.Row.Digest, w.Row.ImageEnv, w.Row.ImageRun, w.Row.Warmed = image.Digest, append([]string{}, image.Config.Env...), plan.RunOf(image), false
 	return w.Create(ctx)
 }
 
@@ -189,7 +191,9 @@ func (w *Operation) SaveFiles(ctx context.Context) error {
 func (w *Operation) Release(ctx context.Context, keepAddress bool) error {
 	err := w.doAll(ctx, []step{
 		{name: "stop", do: w.stop},
-		{name: "unmount", do: w.unmount},
+		{name: "unmount", do: func(ctx context.Context) error {
+			return errors.Join(w.unmount(ctx), w.eachSidecar(ctx, (*Operation).unmount))
+		}},
 		{name: "detach", do: w.disconnect},
 		{name: "discard", do: func(ctx context.Context) error { return errors.Join(w.discard(ctx), w.clearAddress(ctx, keepAddress)) }},
 	})

@@ -3,6 +3,7 @@ package plan
 import (
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,11 +47,11 @@ func (p *Plan) SetOwn(s *agents.Sandbox) {
 	for _, e := range p.Env {
 		refers = refers || e.ValueFrom != nil
 	}
-	for i := range p.Init {
-		for _, e := range p.Init[i].Env {
+	p.each(func(c *Container) {
+		for _, e := range c.Env {
 			refers = refers || e.ValueFrom != nil
 		}
-	}
+	})
 	if !refers {
 		return
 	}
@@ -67,11 +68,16 @@ func (p *Plan) SetOwn(s *agents.Sandbox) {
 
 // RefersToObjects reports whether the environment or the volumes need Secrets or ConfigMaps.
 func (p *Plan) RefersToObjects() bool {
-	refers := len(p.EnvFrom) > 0 || len(p.Projections) > 0
-	for _, e := range p.Env {
-		refers = refers || e.ValueFrom != nil && (e.ValueFrom.SecretKeyRef != nil || e.ValueFrom.ConfigMapKeyRef != nil)
+	if len(p.Projections) > 0 || refersToObjects(p.Env, p.EnvFrom) {
+		return true
 	}
-	return refers
+	return slices.ContainsFunc(p.Sidecars, func(c Container) bool { return refersToObjects(c.Env, c.EnvFrom) })
+}
+
+func refersToObjects(env []corev1.EnvVar, from []corev1.EnvFromSource) bool {
+	return len(from) > 0 || slices.ContainsFunc(env, func(e corev1.EnvVar) bool {
+		return e.ValueFrom != nil && (e.ValueFrom.SecretKeyRef != nil || e.ValueFrom.ConfigMapKeyRef != nil)
+	})
 }
 
 // Fields are the object's fields as variables and files of a sandbox at an address of a node see them.

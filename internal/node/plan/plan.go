@@ -18,6 +18,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/egress"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
@@ -53,12 +54,18 @@ type Plan struct {
 	DNSPolicy   corev1.DNSPolicy     `json:"dnsPolicy,omitempty"`
 	DNSConfig   *corev1.PodDNSConfig `json:"dnsConfig,omitempty"`
 
-	Limits   oci.Limits   `json:"limits"`
-	Security oci.Security `json:"security"`
+	Limits oci.Limits `json:"limits"`
+	// Disk bounds the bytes of root and scratch volumes; zero: the node's default. ClaimSizes are those of the volume claims.
+	Disk       int64            `json:"disk,omitempty"`
+	ClaimSizes map[string]int64 `json:"claimSizes,omitempty"`
+	Security   oci.Security     `json:"security"`
 	// Volumes are all mounts of the sandbox, in the template's order.
 	Volumes []Volume `json:"volumes,omitempty"`
 	// Init are the containers that run before the sandbox starts, each to its end.
-	Init []InitContainer `json:"init,omitempty"`
+	Init []Container `json:"init,omitempty"`
+	// Sidecars are the containers beside the first, which run as long as it does. With any, Name is the first one's.
+	Sidecars []Container `json:"sidecars,omitempty"`
+	Name     string      `json:"name,omitempty"`
 	// Projections are the contents of the volumes of Secrets, ConfigMaps and the object's fields.
 	Projections []Projection `json:"projections,omitempty"`
 	Secure      bool         `json:"secure,omitempty"`
@@ -92,7 +99,8 @@ type Defaults struct {
 func New(s *agents.Sandbox, d Defaults) (Plan, error) {
 	spec := &s.Spec.PodTemplate.Spec
 	at := field.NewPath("spec", "podTemplate", "spec")
-	if problems := sandbox.CheckRunnable(spec, at); len(problems) > 0 {
+	problems := append(sandbox.CheckRunnable(spec, at), sandbox.CheckKept(spec, s.Spec.Barchan, field.NewPath("spec", "barchan"))...)
+	if len(problems) > 0 {
 		return Plan{}, fmt.Errorf("%w: %w", problems.ToAggregate(), errs.ErrInvalid)
 	}
 	c := &spec.Containers[0]
@@ -109,6 +117,7 @@ func New(s *agents.Sandbox, d Defaults) (Plan, error) {
 		p.PullSecrets = append(p.PullSecrets, ref.Name)
 	}
 	p.SetNetwork(s)
+	p.setDisk(s)
 	if b := s.Spec.Barchan; b != nil {
 		p.WarmUp, p.DefaultUser = b.WarmUp.DeepCopy(), b.DefaultUser
 	}
@@ -118,9 +127,12 @@ func New(s *agents.Sandbox, d Defaults) (Plan, error) {
 	if !d.Offers(p.Class) {
 		return Plan{}, fmt.Errorf("%s: this node does not offer class %q: %w", at.Child("runtimeClassName"), p.Class, errs.ErrInvalid)
 	}
+	if p.Class == oci.Runc && len(spec.Containers) > 1 { // of this server's default
+		return Plan{}, fmt.Errorf("%s: class runc has one container in a sandbox; set runtimeClassName gvisor: %w", at.Child("containers").Index(1), errs.ErrInvalid)
+	}
 	p.User, p.Security = security(spec, c, p.Class)
 	p.NonRoot = nonRoot(spec, c)
-	if err := p.setInit(s, d.Limits, at); err != nil {
+	if err := p.setContainers(s, d.Limits, at); err != nil {
 		return p, err
 	}
 	var err error
@@ -287,4 +299,26 @@ type ImageRun struct {
 	Cmd        []string `json:"cmd,omitempty"`
 	Workdir    string   `json:"workdir,omitempty"`
 	User       string   `json:"user,omitempty"`
+}
+
+// RunOf returns an image's configuration of its program.
+func RunOf(img ctrd.Image) *ImageRun {
+	c := &img.Config
+	return &ImageRun{Ref: img.Ref, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Workdir: c.WorkingDir, User: c.User}
+}
+
+// setDisk takes the sizes of disks from an object: the limits of its containers are one, as on Kubernetes.
+func (p *Plan) setDisk(s *agents.Sandbox) {
+	for i := range s.Spec.PodTemplate.Spec.Containers {
+		q := s.Spec.PodTemplate.Spec.Containers[i].Resources.Limits[corev1.ResourceEphemeralStorage]
+		p.Disk += q.Value()
+	}
+	for i := range s.Spec.VolumeClaimTemplates {
+		if p.ClaimSizes == nil {
+			p.ClaimSizes = map[string]int64{}
+		}
+		c := &s.Spec.VolumeClaimTemplates[i]
+		q := c.Spec.Resources.Requests[corev1.ResourceStorage]
+		p.ClaimSizes[c.Name] = q.Value()
+	}
 }

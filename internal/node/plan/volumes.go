@@ -29,7 +29,10 @@ func (v Volume) DataPath() string {
 
 // Mounts reports whether the sandbox mounts a volume of its namespace.
 func (p *Plan) Mounts(volume string) bool {
-	return slices.ContainsFunc(p.Volumes, func(v Volume) bool { return v.Volume == volume })
+	mounts := func(v Volume) bool { return v.Volume == volume }
+	found := slices.ContainsFunc(p.Volumes, mounts)
+	p.each(func(c *Container) { found = found || slices.ContainsFunc(c.Volumes, mounts) })
+	return found
 }
 
 // own leaves out the volumes that are not the sandbox's own, of which a checkpoint has no data.
@@ -85,6 +88,8 @@ type Volume struct {
 	Claim     string `json:"claim,omitempty"`
 	Scratch   string `json:"scratch,omitempty"`
 	Projected string `json:"projected,omitempty"`
+	// Memory names memory that several containers share.
+	Memory    string `json:"memory,omitempty"`
 	SubPath   string `json:"subPath,omitempty"`
 	Target    string `json:"target"`
 	ReadOnly  bool   `json:"readOnly,omitempty"`
@@ -115,8 +120,13 @@ func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []V
 				v.ReadOnly = v.ReadOnly || source.PersistentVolumeClaim.ReadOnly
 			case source.EmptyDir.Medium != corev1.StorageMediumMemory:
 				v.Scratch = m.Name
-			case source.EmptyDir.SizeLimit != nil:
-				v.SizeLimit = source.EmptyDir.SizeLimit.Value()
+			default:
+				if limit := source.EmptyDir.SizeLimit; limit != nil {
+					v.SizeLimit = limit.Value()
+				}
+				if len(s.Spec.PodTemplate.Spec.Containers) > 1 {
+					v.Memory = m.Name
+				}
 			}
 		} else if slices.ContainsFunc(s.Spec.VolumeClaimTemplates, isClaim) {
 			v.Claim = m.Name

@@ -53,7 +53,10 @@ type prober struct {
 func Run(ctx context.Context, cfg Config) {
 	p := &prober{Config: cfg, http: &http.Client{
 		// As on Kubernetes, a probe verifies no certificate and follows no redirect.
-		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, //nolint:gosec // see above
+		Transport: &http.Transport{
+			DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above
+			MaxResponseHeaderBytes: envd.MaxResponseHeader,
+		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	if s := p.Startup; s != nil && !p.Started {
@@ -173,7 +176,7 @@ func (p *prober) get(ctx context.Context, g *corev1.HTTPGetAction) error {
 	}
 	defer func() { _ = res.Body.Close() }()
 	if res.StatusCode < 200 || res.StatusCode >= 400 {
-		return fmt.Errorf("httpGet: status %s", res.Status)
+		return fmt.Errorf("httpGet: status %d", res.StatusCode)
 	}
 	return nil
 }

@@ -244,7 +244,7 @@ func (rc *Recovery) removeOrphanSnapshots(ctx context.Context) error {
 	}
 	var failures []error
 	for _, key := range keys {
-		if !used[ctrd.SandboxOf(key)] {
+		if id, _ := ctrd.SandboxOf(key); !used[id] {
 			rc.cfg.Log.InfoContext(ctx, "orphaned snapshot removed", "snapshot", key)
 			failures = append(failures, rc.cfg.Containerd.RemoveSnapshot(ctx, key))
 		}

@@ -59,7 +59,10 @@ func (r *Resolver) answer(ctx context.Context, client netip.Addr, q *dns.Msg) (*
 	if policy.UsesResolver() {
 		return r.answerAllowed(ctx, client, q, policy)
 	}
-	a, err := r.forward(ctx, q)
+	a, err := r.forwardPublic(ctx, q)
+	if errors.Is(err, errs.ErrForbidden) {
+		return prohibited(q), blocked
+	}
 	if err != nil {
 		r.log.DebugContext(ctx, "cannot answer DNS question", "name", question.Name, telemetry.Error, err)
 		return new(dns.Msg).SetRcode(q, dns.RcodeServerFailure), failed
@@ -76,12 +79,12 @@ func (r *Resolver) answerAllowed(ctx context.Context, client netip.Addr, q *dns.
 	if question.Qtype == dns.TypeHTTPS || question.Qtype == dns.TypeSVCB { // their hints cannot be pinned in time
 		return new(dns.Msg).SetReply(q), answered
 	}
-	a, err := r.forward(ctx, q)
+	a, err := r.forwardPublic(ctx, q)
 	if err == nil {
 		err = r.pin(ctx, client, a)
 	}
 	switch {
-	case errors.Is(err, errs.ErrForbidden): // the policy has changed
+	case errors.Is(err, errs.ErrForbidden): // an internal name, or the policy has changed
 		return prohibited(q), blocked
 	case err != nil:
 		r.log.WarnContext(ctx, "cannot answer sandbox's DNS question", telemetry.Address, client, "name", question.Name, telemetry.Error, err)
@@ -137,16 +140,20 @@ func (r *Resolver) pin(ctx context.Context, client netip.Addr, a *dns.Msg) error
 
 // chain are the names that a response leads to from the question's.
 func chain(name string, records []dns.RR) map[string]bool {
-	own := map[string]bool{key(name): true}
-	for range records { // in any order
-		before := len(own)
-		for _, rr := range records {
-			if alias, ok := rr.(*dns.CNAME); ok && own[key(alias.Hdr.Name)] {
-				own[key(alias.Target)] = true
-			}
+	aliases := map[string][]string{}
+	for _, rr := range records { // in any order
+		if alias, ok := rr.(*dns.CNAME); ok {
+			from := key(alias.Hdr.Name)
+			aliases[from] = append(aliases[from], key(alias.Target))
 		}
-		if len(own) == before {
-			break
+	}
+	own := map[string]bool{}
+	for next := []string{key(name)}; len(next) > 0; {
+		at := next[len(next)-1]
+		next = next[:len(next)-1]
+		if !own[at] {
+			own[at] = true
+			next = append(next, aliases[at]...)
 		}
 	}
 	return own

@@ -44,6 +44,18 @@ func (r *Resolver) forward(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	return nil, fmt.Errorf("resolve %s: %w: %w", q.Question[0].Name, errors.Join(failures...), errs.ErrUnavailable)
 }
 
+// forwardPublic is forward without what sandboxes may not learn; nothing else is an errs.ErrForbidden.
+func (r *Resolver) forwardPublic(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
+	if r.cfg.Internal.refuses(q.Question[0]) {
+		return nil, fmt.Errorf("resolve %s: an internal name: %w", q.Question[0].Name, errs.ErrForbidden)
+	}
+	a, err := r.forward(ctx, q)
+	if err == nil && !r.cfg.Internal.conceal(a) {
+		return nil, fmt.Errorf("resolve %s: private addresses only: %w", q.Question[0].Name, errs.ErrForbidden)
+	}
+	return a, err
+}
+
 // exchange queries one server, over TCP if the response is too large for UDP.
 func (r *Resolver) exchange(ctx context.Context, ask *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.upstreamTime)
@@ -78,7 +90,7 @@ func reply(q, a *dns.Msg) *dns.Msg {
 	return out
 }
 
-// Lookup resolves the addresses of a name, as for a sandbox without a policy. None is an
+// Lookup resolves the addresses of a name, internal names included. None is an
 // errs.ErrNotFound.
 func (r *Resolver) Lookup(ctx context.Context, name string) (addrs []netip.Addr, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.questionTime)

@@ -54,7 +54,7 @@ type Sandboxes interface {
 	Pin(ctx context.Context, source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) ([]netip.Addr, error)
 }
 
-// Config configures a Resolver; every field is required except Metrics.
+// Config configures a Resolver; every field is required except Internal and Metrics.
 type Config struct {
 	// Listen are the addresses to serve, over UDP and TCP.
 	Listen []netip.AddrPort
@@ -63,6 +63,7 @@ type Config struct {
 	// Upstreams are the servers to query, the best first.
 	Upstreams []netip.AddrPort
 	Sandboxes Sandboxes
+	Internal  Internal // optional
 	Log       *slog.Logger
 	Metrics   prometheus.Registerer
 

@@ -246,7 +246,7 @@ func TestOnlyAllowedNames(t *testing.T) {
 		{"example.com.", dns.TypeHTTPS, dns.RcodeSuccess, nil},
 		{"a.b.example.org.", dns.TypeA, dns.RcodeSuccess, []string{"7200 IN A 7.7.7.7", "5 IN CNAME cdn.net.", "5 IN CNAME mid.net."}},
 		{"old.example.org.", dns.TypeA, dns.RcodeSuccess, []string{"86400 IN A 7.7.7.8"}},
-		{"in.example.org.", dns.TypeA, dns.RcodeSuccess, nil},
+		{"in.example.org.", dns.TypeA, dns.RcodeNameError, nil},
 		{"example.org.", dns.TypeA, dns.RcodeNameError, nil},
 		{"evil.com.", dns.TypeA, dns.RcodeNameError, nil},
 		{"example.com.evil.com.", dns.TypeA, dns.RcodeNameError, nil},

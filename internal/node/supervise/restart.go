@@ -2,7 +2,6 @@ package supervise
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -44,38 +43,25 @@ const (
 //
 // The same applies to a sandbox that ended while the server was down, or by a reboot.
 
-// followEntrypoint waits for the end of the template's program. It reads the state at each line of the agent's log.
+// followEntrypoint waits for the end of the template's program.
 func (s *Supervisor) followEntrypoint(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	for r.Program && ctx.Err() == nil {
 		agent, err := s.cfg.Host.AgentOf(u.ID, r.Address)
 		if err != nil {
 			return
 		}
-		state, err := agent.Entrypoint(ctx)
-		if err == nil && s.entrypointEnded(ctx, u, r, state) {
+		if state, err := agent.AwaitEntrypoint(ctx); err == nil {
+			s.entrypointEnded(ctx, u, r, state)
 			return
 		}
-		// The log is read from its start, so that no line is missed.
-		err = agent.Logs(ctx, envd.SourceAgent, true, func(envd.LogLine) error {
-			state, err := agent.Entrypoint(ctx)
-			if err == nil && s.entrypointEnded(ctx, u, r, state) {
-				return errEnded
-			}
-			return err
-		})
-		if errors.Is(err, errEnded) || !lifecycle.Sleep(ctx, entrypointRetry) {
+		if !lifecycle.Sleep(ctx, entrypointRetry) {
 			return
 		}
 	}
 }
 
-var errEnded = errors.New("the entrypoint has ended")
-
-// entrypointEnded acts on the end of the template's program, and reports whether it has ended.
-func (s *Supervisor) entrypointEnded(ctx context.Context, u *registry.Handle, r *journal.Row, state envd.Entrypoint) bool {
-	if !state.Ended() {
-		return false
-	}
+// entrypointEnded acts on the end of the template's program.
+func (s *Supervisor) entrypointEnded(ctx context.Context, u *registry.Handle, r *journal.Row, state envd.Entrypoint) {
 	code := int32(127) // as shells report a program that cannot be started
 	if state.ExitCode != nil {
 		code = int32(*state.ExitCode)
@@ -94,7 +80,6 @@ func (s *Supervisor) entrypointEnded(ctx context.Context, u *registry.Handle, r 
 			s.cfg.Changes.Mark(u.Ref)
 		}
 	}
-	return true
 }
 
 // unwell acts on a failed liveness or startup probe.

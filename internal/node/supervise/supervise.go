@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -42,6 +44,10 @@ type Config struct {
 	Cut func(netip.Addr) error
 	// Later runs a function in the background until the node stops.
 	Later func(func(context.Context))
+	// Event writes an Event of a sandbox; kind is Normal or Warning.
+	Event func(ref sandbox.Ref, kind, reason, text string)
+	// OOMKills counts killed processes.
+	OOMKills prometheus.Counter
 }
 
 // Supervisor watches running sandboxes. Make it with New.
@@ -79,6 +85,8 @@ func (s *Supervisor) observe(ctx context.Context, u *registry.Handle, r *journal
 	defer cancel()
 	wg.Go(func() { s.probe(ctx, u, r) })
 	wg.Go(func() { s.followEntrypoint(ctx, u, r) })
+	wg.Go(func() { s.guardMemory(ctx, u, r) })
+	wg.Go(func() { s.followSidecars(ctx, u, r) })
 	for {
 		err := r.Process.Wait(ctx)
 		if ctx.Err() != nil {
@@ -156,6 +164,7 @@ func (s *Supervisor) Appears(u *registry.Handle, r *journal.Row) {
 		*o = sandbox.Observed{
 			State: sandbox.ContainerRunning, Address: r.Address, Node: s.cfg.Name, Runtime: string(r.Plan.Class),
 			Image: r.Digest, StartedAt: r.StartedAt, Probed: r.Ready || !r.Plan.Probed(),
+			Sidecars: startedSidecars(r),
 		}
 		if !o.Probed {
 			o.Message = "its probes have not succeeded yet"

@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/node/disk"
 )
 
 // checkKernelParts tests the kernel features that sandboxes need.
@@ -29,7 +31,13 @@ func checkKernelParts(ctx context.Context, dataDir string) []Check {
 	link := func(kind string) func() error {
 		return func() error { return inNamespaces(unix.CLONE_NEWNET, func() error { return addLink(kind) }) }
 	}
+	disks := good("disks of sandboxes", "bounded, by ext4 on loop devices")
+	if _, err := disk.Check(); err != nil {
+		disks = bad("disks of sandboxes", "install e2fsprogs, and `modprobe loop`; new sandboxes are bounded then", "not bounded: %v", err)
+		disks.Optional = true
+	}
 	return []Check{
+		disks,
 		try("overlayfs", "use a data directory on ext4 or xfs, with a kernel that has overlay (`modprobe overlay`)",
 			"works at "+existing(dataDir), func() error { return tryOverlay(existing(dataDir)) }),
 		try("bridge", fmt.Sprintf(modules, "bridge"), "works", link("bridge")),

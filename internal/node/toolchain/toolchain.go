@@ -28,6 +28,7 @@ const (
 	Containerd = "containerd"
 	Agent      = "barchan-agent"
 	Mmdebstrap = "mmdebstrap"
+	VolumeFS   = "barchan-volumefs"
 )
 
 // DefaultCache is the directory of make's results, unless EnvCache is set.
@@ -50,6 +51,7 @@ var sources = map[string]struct {
 	Runc:       {flag: "--version", least: []int{1, 1}, get: "run `make deps` or `apt-get install runc`"},
 	Containerd: {flag: "--version", least: []int{2, 0}, get: "run `make runtimes`"},
 	Agent:      {flag: "--version", static: true, get: "run `make build`"},
+	VolumeFS:   {flag: "--version", get: "run `make runtimes`"},
 	Mmdebstrap: {flag: "--version", least: []int{1, 0}, get: "run `make deps` or `apt-get install mmdebstrap`"},
 }
 

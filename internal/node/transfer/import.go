@@ -210,7 +210,7 @@ func (p *importOp) do(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := p.finish(); err != nil {
+	if err := p.finish(ctx); err != nil {
 		return err
 	}
 	failpoint.Reach("import/data")
@@ -277,9 +277,9 @@ func writeBlob(path string, mode os.FileMode, in io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-func (p *importOp) finish() error {
+func (p *importOp) finish(ctx context.Context) error {
 	dir := p.x.cfg.Checkpoints.Dir(p.c.Ref.UID)
-	size, err := durable.Usage(filepath.Join(dir, "volumes"))
+	size, err := durable.Usage(ctx, filepath.Join(dir, "volumes"))
 	if err != nil {
 		return err
 	}

@@ -23,8 +23,12 @@ func (p *importOp) checkSpace(bytes int64) error {
 	return nil
 }
 
-// spaceCheckInterval is the number of bytes between two checks for as many more.
-const spaceCheckInterval = 16 << 20
+// spaceCheckInterval is the number of bytes between two checks for spaceMargin more: a directory takes eight times its bytes
+// in a tar.
+const (
+	spaceCheckInterval = 2 << 20
+	spaceMargin        = 16 << 20
+)
 
 // limited returns a reader that fails when the disk has no space for more.
 func (p *importOp) limited(r io.Reader) io.Reader { return &spaceReader{p: p, r: r} }
@@ -37,7 +41,7 @@ type spaceReader struct {
 
 func (h *spaceReader) Read(b []byte) (int, error) {
 	if h.left <= 0 {
-		if err := h.p.checkSpace(spaceCheckInterval); err != nil {
+		if err := h.p.checkSpace(spaceMargin); err != nil {
 			return 0, err
 		}
 		h.left = spaceCheckInterval
@@ -53,7 +57,7 @@ func (p *importOp) diskError(err error) error {
 	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrExhausted) {
 		return err
 	}
-	if full := p.checkSpace(spaceCheckInterval); errors.Is(full, errs.ErrExhausted) {
+	if full := p.checkSpace(spaceMargin); errors.Is(full, errs.ErrExhausted) {
 		return fmt.Errorf("%w: %w", full, err)
 	}
 	return err

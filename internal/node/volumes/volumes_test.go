@@ -1,6 +1,7 @@
 package volumes_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -11,17 +12,21 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/volumetree"
+	"github.com/barchan-dev/barchan/internal/node/disk"
 	"github.com/barchan-dev/barchan/internal/node/volumes"
 )
 
 var ref = volumetree.Ref{Namespace: "team", Name: "data", UID: "uid-1"}
+
+// plain is a machine without disks.
+func plain() *disk.Store { return disk.Unavailable(errs.ErrUnavailable) }
 
 func open(t *testing.T, dir string, users ...string) *volumes.Store {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: files get owners")
 	}
-	s, err := volumes.Open(dir, func(types.NamespacedName) []string { return users })
+	s, err := volumes.Open(dir, plain(), func(types.NamespacedName) []string { return users }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +38,7 @@ func made(t *testing.T, dir string, users ...string) *volumes.Store {
 	t.Helper()
 	s := open(t, dir, users...)
 	for range 2 { // also again
-		if err := s.Make(t.Context(), ref); err != nil {
+		if err := s.Make(t.Context(), ref, 1<<30, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -101,13 +106,13 @@ func TestRemoveStopsMounts(t *testing.T) {
 	made(t, dir)
 	var s *volumes.Store
 	asked := false
-	s, err := volumes.Open(dir, func(key types.NamespacedName) []string {
+	s, err := volumes.Open(dir, plain(), func(key types.NamespacedName) []string {
 		asked = true
 		if _, err := s.Source(key); !errors.Is(err, errs.ErrUnavailable) {
 			t.Errorf("mount during the removal: %v", err)
 		}
 		return nil
-	})
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +127,7 @@ func TestOtherVolume(t *testing.T) {
 	s := made(t, dir)
 	other := ref
 	other.UID = "uid-2"
-	if err := s.Make(t.Context(), other); !errors.Is(err, errs.ErrConflict) {
+	if err := s.Make(t.Context(), other, 1<<30, nil); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("made: %v", err)
 	}
 	if _, err := s.Tree(other); !errors.Is(err, errs.ErrConflict) {
@@ -161,5 +166,31 @@ func TestTake(t *testing.T) {
 	}
 	if _, err := s.Source(ref.Key()); !errors.Is(err, errs.ErrUnavailable) {
 		t.Errorf("mount of one over its capacity: %v", err)
+	}
+}
+
+// elsewhere is a Mounter whose volume has a fault.
+type elsewhere struct{ reason string }
+
+func (elsewhere) Attach(context.Context, string, string, volumetree.Remote) error { return nil }
+func (elsewhere) Detach(context.Context, string, string) error                    { return nil }
+func (e elsewhere) Check(string, string) error {
+	return &volumetree.RemoteError{Reason: e.reason, Message: e.reason}
+}
+
+// One file that could not be uploaded does not keep the others from use.
+func TestRemoteFaults(t *testing.T) {
+	for reason, usable := range map[string]bool{volumetree.ReasonUploadFailed: true, "EndpointUnreachable": false} {
+		dir := t.TempDir()
+		s, err := volumes.Open(dir, plain(), func(types.NamespacedName) []string { return nil }, elsewhere{reason})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Make(t.Context(), ref, 0, &volumetree.Remote{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Source(ref.Key()); (err == nil) != usable {
+			t.Errorf("%s: error %v", reason, err)
+		}
 	}
 }

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,6 +26,7 @@ type Process struct {
 	Name string
 	// Address is where it serves HTTP in the cluster's network namespace.
 	Address string
+	metrics string // address
 	// Started is when it was first started.
 	Started time.Time
 	// ReadyAt is when it was seen ready.
@@ -61,8 +64,14 @@ func (b *Barchan) start(role, name, address string, flags []string) *Process {
 		Name: name, Address: address, Started: time.Now(),
 		b: b, env: b.env["barchan-"+role], dir: b.TempDir(), logFile: filepath.Join(b.TempDir(), "log"),
 	}
+	serves := address
+	if i := slices.Index(flags, "--http-addr"); i >= 0 {
+		serves = flags[i+1]
+	}
+	host, port, _ := net.SplitHostPort(serves)
+	p.metrics = net.JoinHostPort(host, "1"+port)
 	p.args = append([]string{
-		"up", "--role", role, "--data-dir", p.dir, "--node-name", name, "--api-kubeconfig", b.account(role), "--token-secret", b.secret, "--tls-addr", "", "--ssh-addr", "",
+		"up", "--role", role, "--data-dir", p.dir, "--node-name", name, "--api-kubeconfig", b.account(role), "--token-secret", b.secret, "--tls-addr", "", "--ssh-addr", "", "--metrics-addr", p.metrics,
 	}, flags...)
 	var err error
 	p.log, err = os.OpenFile(p.logFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -96,7 +105,11 @@ func (p *Process) PID() int {
 
 // Get returns what the process answers to GET of a path. Any code but 200 is an error.
 func (p *Process) Get(ctx context.Context, path string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.Address+path, http.NoBody)
+	address := p.Address
+	if path == "/metrics" {
+		address = p.metrics
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, http.NoBody)
 	if err != nil {
 		return nil, err
 	}

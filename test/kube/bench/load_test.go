@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
-	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
 	"github.com/barchan-dev/barchan/internal/testkit/kubeinstall"
 )
@@ -280,10 +280,10 @@ func isReady(o *unstructured.Unstructured) bool {
 func (l *load) e2b(n, clients int, addresses ...string) (claimed, error) {
 	transport := &http.Transport{DialContext: l.cluster.Dial, MaxIdleConnsPerHost: clients}
 	l.Cleanup(transport.CloseIdleConnections)
-	apis := make([]*restclient.Client, len(addresses))
+	apis := make([]*client.Client, len(addresses))
 	for i, address := range addresses {
 		var err error
-		apis[i], err = restclient.New(restclient.Config{URL: "http://" + address, Key: kubeinstall.APIKey, HTTP: &http.Client{Transport: transport}, UserAgent: "bench"})
+		apis[i], err = client.New(client.Config{URL: "http://" + address, Key: kubeinstall.APIKey, HTTP: &http.Client{Transport: transport}, UserAgent: "bench"})
 		if err != nil {
 			return claimed{}, err
 		}
@@ -292,7 +292,7 @@ func (l *load) e2b(n, clients int, addresses ...string) (claimed, error) {
 	defer cancel()
 	return each(n, clients, func(i int) (taken time.Duration, remove func(context.Context) error, err error) {
 		api, began := apis[i%len(apis)], time.Now()
-		s, err := api.Create(ctx, restclient.NewSandbox{TemplateID: template, Timeout: 24 * 3600})
+		s, err := api.Create(ctx, client.CreateOptions{TemplateID: template, Timeout: 24 * time.Hour})
 		return time.Since(began), func(ctx context.Context) error { return api.Kill(ctx, s.SandboxID) }, err
 	})
 }

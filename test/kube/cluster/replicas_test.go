@@ -30,7 +30,7 @@ func (b *barchan) replicaPods() map[string]string {
 // metric returns the value of a metric without labels.
 func (b *barchan) metric(url, name string) (n float64) {
 	b.Helper()
-	out := b.curl(url + "/metrics")
+	out := b.curl(strings.Replace(url, ":7700", ":7790", 1) + "/metrics")
 	value := regexp.MustCompile(`(?m)^` + name + ` (\S+)$`).FindStringSubmatch(out)
 	if value == nil {
 		b.Fatalf("%s has no metric %s", url, name)

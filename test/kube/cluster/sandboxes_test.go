@@ -385,7 +385,7 @@ console.log(failed.length, failed[0] ?? '')
 		}
 		return nil
 	})
-	b.sdk("import { Sandbox } from 'e2b'\nawait Sandbox.kill('" + id + "')")
+	b.sdkAt(url, url, "import { Sandbox } from 'e2b'\nawait Sandbox.kill('"+id+"')") // the Pods of replicas may not be Ready again yet
 }
 
 // stoppedKubelet verifies that the sandboxes of a node whose kubelet stops run on and are served, that their condition says what the

@@ -22,9 +22,9 @@ import (
 	crlog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	sdk "github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
 	"github.com/barchan-dev/barchan/internal/testkit/kubefakes"
@@ -54,7 +54,7 @@ type suite struct {
 	controllers []*kubeinstall.Process
 	replicas    []*kubeinstall.Process
 	urls        []string // of the replicas
-	apis        []*restclient.Client
+	apis        []*sdk.Client
 	http        *http.Client
 	dice        *dice
 	load        load
@@ -110,7 +110,7 @@ func start(t *testing.T) *suite {
 		address := fmt.Sprintf("%s:770%d", kubecluster.NodeIP, i)
 		s.replicas = append(s.replicas, b.Replica(fmt.Sprintf("replica-%d", i), address))
 		s.urls = append(s.urls, "http://"+address)
-		api, err := restclient.New(restclient.Config{URL: s.urls[i], Key: kubeinstall.APIKey, HTTP: s.http, UserAgent: "faults"})
+		api, err := sdk.New(sdk.Config{URL: s.urls[i], Key: kubeinstall.APIKey, HTTP: s.http, UserAgent: "faults"})
 		must(t, err)
 		s.apis = append(s.apis, api)
 	}

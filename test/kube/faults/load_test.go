@@ -23,10 +23,10 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	sdk "github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/kubefakes"
@@ -69,7 +69,7 @@ func (l *load) summary() string {
 // failed counts a failure that a fault explains; any other fails the test. An API server that starts refuses requests with 403.
 func (s *suite) failed(what string, err error) {
 	kind := "no response"
-	if refusal, ok := errors.AsType[*restclient.Error](err); ok {
+	if refusal, ok := errors.AsType[*sdk.Error](err); ok {
 		kind = fmt.Sprint(refusal.Status)
 		explained := slices.Contains([]int{http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout}, refusal.Status) ||
 			refusal.Status == http.StatusForbidden && s.cluster.Restarting()
@@ -236,11 +236,11 @@ func (s *suite) claim(name string, keep bool) error {
 // create creates a sandbox by the E2B API, uses it and kills it, unless it is kept. Each request is sent to any replica, and again where that
 // does not answer, as a load balancer and its client do.
 func (s *suite) create(keep bool) error {
-	var made restclient.Sandbox
+	var made *sdk.Sandbox
 	var current int
 	if err := s.call("create", func(ctx context.Context) (err error) {
 		current = s.currentRevision()
-		if made, err = s.apis[s.dice.below(len(s.apis))].Create(ctx, restclient.NewSandbox{TemplateID: templateName, Timeout: 3600}); err != nil {
+		if made, err = s.apis[s.dice.below(len(s.apis))].Create(ctx, sdk.CreateOptions{TemplateID: templateName, Timeout: time.Hour}); err != nil {
 			s.failed("create", err)
 		}
 		return err
@@ -272,7 +272,7 @@ func (s *suite) kill(id string) error {
 	tried := false
 	return s.call("kill "+id, func(ctx context.Context) error {
 		err := s.apis[s.dice.below(len(s.apis))].Kill(ctx, id)
-		refusal, refused := errors.AsType[*restclient.Error](err)
+		refusal, refused := errors.AsType[*sdk.Error](err)
 		if tried && refused && refusal.Status == http.StatusNotFound { // the response to the first was lost
 			return nil
 		}
@@ -317,7 +317,7 @@ func (s *suite) visitBy(ctx context.Context, replica int, id string) error {
 		return err
 	}
 	if res.StatusCode != http.StatusOK {
-		return &restclient.Error{Status: res.StatusCode, Message: string(text)}
+		return &sdk.Error{Status: res.StatusCode, Message: string(text)}
 	}
 	s.load.mu.Lock()
 	defer s.load.mu.Unlock()
@@ -354,7 +354,7 @@ func (s *suite) checkRecovered() {
 			eventually.NoError(s, "sandbox "+id+" answers", func() error { return s.visitBy(s.Context(), replica, id) })
 		}
 	}
-	listed, err := s.apis[0].List(s.Context(), restclient.ListOptions{})
+	listed, err := s.apis[0].List(s.Context(), sdk.ListOptions{})
 	must(s, err)
 	unknown, lost := 0, 0
 	for _, l := range listed {
@@ -454,7 +454,7 @@ func (s *suite) clear() {
 		must(s, s.client.Delete(s.Context(), plainSandbox(i)))
 	}
 	eventually.NoError(s, "all sandboxes are killed", func() error {
-		listed, err := s.apis[1].List(s.Context(), restclient.ListOptions{})
+		listed, err := s.apis[1].List(s.Context(), sdk.ListOptions{})
 		for _, l := range listed {
 			_ = s.apis[1].Kill(s.Context(), l.SandboxID) // listed again
 		}

@@ -8,10 +8,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // variable is an environment variable for clients; without export it is only shown.
@@ -62,9 +62,9 @@ func knownKey(ctx context.Context, a *app.App, addr adminclient.Addresses) (stri
 	if key == "" {
 		return app.ReadKey(addr.APIKeyFile)
 	}
-	client, err := restclient.New(restclient.Config{URL: "http://" + app.Dialable(addr.HTTP), Key: key, HTTP: &http.Client{Transport: app.NewTransport()}})
+	c, err := client.New(client.Config{URL: "http://" + app.Dialable(addr.HTTP), Key: key, HTTP: &http.Client{Transport: client.NewTransport()}})
 	if err == nil {
-		_, err = client.Namespace(ctx)
+		_, err = c.Namespace(ctx)
 	}
 	if err != nil {
 		return "", fmt.Errorf("check the key that was given (--api-key, %s): %w", app.EnvAPIKey, err)

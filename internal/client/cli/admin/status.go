@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
@@ -49,29 +49,24 @@ func remoteStatus(ctx context.Context, a *app.App) error {
 	if err != nil {
 		return fmt.Errorf("--api-url: %w: %w", err, errs.ErrInvalid)
 	}
-	resp, err := (&http.Client{Transport: app.NewTransport(), Timeout: readinessTimeout}).Do(req)
+	resp, err := (&http.Client{Transport: client.NewTransport(), Timeout: readinessTimeout}).Do(req)
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, errs.ErrUnavailable)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	var state struct {
-		Ready    bool              `json:"ready"`
-		Phase    string            `json:"phase,omitempty"`
-		Degraded map[string]string `json:"degraded,omitempty"`
+		Ready bool `json:"ready"`
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxReadiness)).Decode(&state); err != nil {
 		return fmt.Errorf("%s is no server of Barchan: %s: %w: %w", a.APIURL, resp.Status, err, errs.ErrInvalid)
 	}
 	if !state.Ready {
-		return fmt.Errorf("%s is not ready (phase %q): %w", a.APIURL, state.Phase, errs.ErrUnavailable)
+		return fmt.Errorf("%s is not ready: %w", a.APIURL, errs.ErrUnavailable)
 	}
 	if a.JSON {
 		return a.PrintJSON(state)
 	}
 	fmt.Fprintf(a.Stdout, "%-12s ready\n", "State")
-	for _, name := range slices.Sorted(maps.Keys(state.Degraded)) {
-		a.Field(12, "Degraded", name+": "+state.Degraded[name])
-	}
 	return nil
 }
 
@@ -130,7 +125,11 @@ func printStatus(a *app.App, s adminclient.Status) {
 	}
 	line("Sandboxes", counts(s.Sandboxes))
 	for _, c := range s.Components {
-		line(c.Name, strings.TrimSpace(c.Version+" "+c.State+" "+c.Path))
+		pid := ""
+		if c.PID != 0 {
+			pid = "process " + strconv.Itoa(c.PID)
+		}
+		line(c.Name, strings.Join(strings.Fields(strings.Join([]string{c.Version, c.State, c.Path, pid}, " ")), " "))
 	}
 	if !s.Ready {
 		for _, p := range s.Phases {

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/config"
@@ -114,12 +115,22 @@ func checkStart(ctx context.Context, a *app.App, cfg *config.Resolved) error {
 		if l.addr == "" {
 			continue
 		}
-		if err := canListen(ctx, l.addr); err != nil {
+		err := canListen(ctx, l.addr)
+		for began := time.Now(); err != nil && cfg.Privileges == config.PrivilegesApart && time.Since(began) < killedServerEnds; {
+			if !lifecycle.Sleep(ctx, 20*time.Millisecond) {
+				return ctx.Err()
+			}
+			err = canListen(ctx, l.addr)
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w; choose another with --%s", l.key, err, l.flag)
 		}
 	}
 	return nil
 }
+
+// killedServerEnds is how long the server's process may take to end whose parent was killed.
+const killedServerEnds = 2 * time.Second
 
 func canListen(ctx context.Context, addr string) error {
 	var lc net.ListenConfig

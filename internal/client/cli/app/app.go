@@ -11,32 +11,22 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"time"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // Environment variables of a client without a data directory. Barchan's take precedence over E2B's.
 const (
-	envAPIURL     = "BARCHAN_API_URL"
-	EnvAPIKey     = "BARCHAN_API_KEY"
-	envSandboxURL = "BARCHAN_SANDBOX_URL"
+	EnvAPIKey     = client.EnvAPIKey
+	EnvE2BDomain  = client.EnvE2BDomain
 	envKubeconfig = "BARCHAN_KUBECONFIG"
-
-	envE2BAPIURL      = "E2B_API_URL"
-	EnvE2BDomain      = "E2B_DOMAIN"
-	envE2BAPIKey      = "E2B_API_KEY"
-	envE2BAccessToken = "E2B_ACCESS_TOKEN" //nolint:gosec // the name of a variable
-	envE2BSandboxURL  = "E2B_SANDBOX_URL"
 )
 
 // Config loads the settings of the file, the environment and the flags.
@@ -61,8 +51,8 @@ func (a *App) First(flag string, env ...string) string {
 // with those for the server: do not send a key of E2B's cloud to the local server.
 func (a *App) givenKey() string {
 	key := a.First(a.APIKey, EnvAPIKey)
-	if key == "" && a.First("", envE2BAPIURL, EnvE2BDomain) != "" {
-		key = a.First("", envE2BAPIKey, envE2BAccessToken)
+	if key == "" && a.First("", client.EnvE2BAPIURL, EnvE2BDomain) != "" {
+		key = a.First("", client.EnvE2BAPIKey, client.EnvE2BAccessToken)
 	}
 	return key
 }
@@ -94,7 +84,7 @@ type Server struct {
 	URL, key   string
 	SandboxURL string // empty: derived from URL
 	HTTP       *http.Client
-	REST       *restclient.Client
+	REST       *client.Client
 }
 
 // Key returns the key of the REST API.
@@ -103,10 +93,10 @@ func (t *Server) Key() string { return t.key }
 // Server returns the server that the flags, the environment or the data directory name.
 func (a *App) Server(ctx context.Context) (*Server, error) {
 	t := &Server{
-		URL:        a.First(a.APIURL, envAPIURL),
+		URL:        a.First(a.APIURL, client.EnvAPIURL),
 		key:        a.givenKey(),
-		SandboxURL: a.First("", envSandboxURL),
-		HTTP:       &http.Client{Transport: NewTransport()},
+		SandboxURL: a.First("", client.EnvSandboxURL),
+		HTTP:       &http.Client{Transport: client.NewTransport()},
 	}
 	if t.URL == "" {
 		if err := a.findServer(ctx, t); err != nil {
@@ -117,7 +107,7 @@ func (a *App) Server(ctx context.Context) (*Server, error) {
 		return nil, fmt.Errorf("no key for %s: set %s or --api-key: %w", t.URL, EnvAPIKey, errs.ErrInvalid)
 	}
 	var err error
-	t.REST, err = restclient.New(restclient.Config{URL: t.URL, Key: t.key, HTTP: t.HTTP, UserAgent: "barchan/" + a.Version().Version})
+	t.REST, err = client.New(client.Config{URL: t.URL, Key: t.key, SandboxURL: t.SandboxURL, HTTP: t.HTTP, UserAgent: "barchan/" + a.Version().Version})
 	return t, err
 }
 
@@ -131,7 +121,7 @@ func (a *App) ServerWithKey(ctx context.Context, key string) (*Server, error) {
 // findServer finds the server of E2B's variables, or else of the data directory.
 func (a *App) findServer(ctx context.Context, t *Server) error {
 	domain := a.First("", EnvE2BDomain)
-	if t.URL = a.First("", envE2BAPIURL); t.URL == "" {
+	if t.URL = a.First("", client.EnvE2BAPIURL); t.URL == "" {
 		s, err := a.LocalServer(ctx)
 		if err == nil && (domain == "" || domain == s.Addresses.Domain) {
 			t.URL = "http://" + Dialable(s.Addresses.HTTP)
@@ -146,22 +136,9 @@ func (a *App) findServer(ctx context.Context, t *Server) error {
 		t.URL = "https://api." + domain
 	}
 	if t.SandboxURL == "" { // it belongs to the same server
-		t.SandboxURL = a.First("", envE2BSandboxURL)
+		t.SandboxURL = a.First("", client.EnvE2BSandboxURL)
 	}
 	return nil
-}
-
-// NewTransport has no total timeout, for streams, but detects an unreachable address soon.
-func NewTransport() *http.Transport {
-	d := net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
-	return &http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
-		DialContext:         d.DialContext,
-		ForceAttemptHTTP2:   true,
-		MaxIdleConnsPerHost: 16,
-		IdleConnTimeout:     time.Minute,
-		TLSHandshakeTimeout: 10 * time.Second,
-	}
 }
 
 // Dialable converts a listening address to one to connect to.
@@ -188,29 +165,9 @@ func ReadKey(file string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// SandboxAddress returns the base URL and headers for a port of a sandbox. Addresses and localhost
-// route by header, names by host.
-func (t *Server) SandboxAddress(id string, port int) (string, http.Header) {
-	h := http.Header{}
-	h.Set(envd.HeaderSandboxID, id)
-	h.Set(envd.HeaderSandboxPort, strconv.Itoa(port))
-	if t.SandboxURL != "" {
-		return t.SandboxURL, h
-	}
-	u, err := url.Parse(t.URL)
-	if err != nil {
-		return t.URL, h
-	}
-	host := u.Hostname()
-	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" {
-		return u.Scheme + "://" + u.Host, h
-	}
-	return fmt.Sprintf("%s://%d-%s.%s", u.Scheme, port, id, strings.TrimPrefix(u.Host, "api.")), h
-}
-
 // Agent returns a client of a running sandbox's agent.
 func (t *Server) Agent(id, token, user string) (*envd.Client, error) {
-	base, h := t.SandboxAddress(id, envd.Port)
+	base, h := t.REST.SandboxAddress(id, envd.Port)
 	return envd.NewClient(envd.ClientConfig{
 		HTTP: t.HTTP, BaseURL: base, User: user, Header: h,
 		Token: func() string { return token },
@@ -223,7 +180,7 @@ func (t *Server) Running(ctx context.Context, text, user string) (*Sandbox, erro
 	if err != nil {
 		return nil, err
 	}
-	if d.State == restclient.StatePaused {
+	if d.State == client.StatePaused {
 		return nil, PausedError(d.SandboxID)
 	}
 	client, err := t.Agent(d.SandboxID, d.AgentToken, user)

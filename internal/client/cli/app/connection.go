@@ -12,8 +12,8 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -60,14 +60,14 @@ func (r *Sandbox) Lost(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, lostWithin)
 	defer cancel()
 	d, apiErr := r.Server.REST.Get(ctx, r.ID)
-	for until := time.Now().Add(SettleTime); apiErr == nil && d.State == restclient.StateRunning && time.Now().Before(until); {
+	for until := time.Now().Add(SettleTime); apiErr == nil && d.State == client.StateRunning && time.Now().Before(until); {
 		time.Sleep(PollInterval) // a pause and an end close connections first
 		d, apiErr = r.Server.REST.Get(ctx, r.ID)
 	}
 	if apiErr != nil {
 		return r.gone(apiErr)
 	}
-	if d.State == restclient.StatePaused {
+	if d.State == client.StatePaused {
 		return fmt.Errorf("sandbox %s was paused while it was in use; `barchan resume %s` continues its programs: %w", r.ID, r.ID, errs.ErrConflict)
 	}
 	why := "it ended early"
@@ -79,7 +79,7 @@ func (r *Sandbox) Lost(ctx context.Context, err error) error {
 
 // gone explains why the API does not describe the sandbox.
 func (r *Sandbox) gone(err error) error {
-	answer, answered := errors.AsType[*restclient.Error](err)
+	answer, answered := errors.AsType[*client.Error](err)
 	switch {
 	case !answered:
 		return fmt.Errorf("the server at %s is out of reach; sandboxes keep running without it, and so may the command in %s: see `barchan status`: %w", r.Server.URL, r.ID, errs.ErrUnavailable)

@@ -2,10 +2,12 @@ package app
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -67,6 +69,14 @@ func (c *Columns[T]) at(names ...string) int {
 	return 0
 }
 
+// shown is how many columns a format has.
+func (c *Columns[T]) shown(format string) int {
+	if format == FormatWide {
+		return len(c.Header)
+	}
+	return len(c.Header) - c.Wide
+}
+
 // PrintList prints items in the format of the flags.
 func PrintList[T any](a *App, c Columns[T], items []T) error {
 	only := -1
@@ -91,10 +101,7 @@ func PrintList[T any](a *App, c Columns[T], items []T) error {
 		fmt.Fprintln(a.Stderr, c.None)
 		return nil
 	}
-	shown := len(c.Header)
-	if a.Format != FormatWide {
-		shown -= c.Wide
-	}
+	shown := c.shown(a.Format)
 	tab := terminal.NewTable(c.Header[:shown]...)
 	if state := slices.IndexFunc(c.Header, func(name string) bool { return name == "STATE" || name == "PHASE" }); state >= 0 {
 		tab.Colour = a.StateColours(state)
@@ -104,6 +111,35 @@ func PrintList[T any](a *App, c Columns[T], items []T) error {
 	}
 	tab.Write(a.Stdout)
 	return nil
+}
+
+// StreamList returns a function that prints items one by one in the format of the flags: JSON as a line each, and columns of at least these
+// widths below a header.
+func StreamList[T any](a *App, c Columns[T], widths ...int) func(*T) error {
+	line := func(cells []string) error {
+		var text strings.Builder
+		for i, cell := range cells[:c.shown(a.Format)] {
+			fmt.Fprintf(&text, "%-*s   ", widths[i], terminal.Plain(cell))
+		}
+		_, err := fmt.Fprintln(a.Stdout, strings.TrimRight(text.String(), " "))
+		return err
+	}
+	headed := false
+	return func(item *T) error {
+		switch a.Format {
+		case formatJSON:
+			return json.NewEncoder(a.Stdout).Encode(item)
+		case formatID, formatName:
+			return PrintList(a, c, []T{*item})
+		}
+		if !headed {
+			headed = true
+			if err := line(c.Header); err != nil {
+				return err
+			}
+		}
+		return line(c.Row(item))
+	}
 }
 
 // Lister describes how the objects of a noun are listed.

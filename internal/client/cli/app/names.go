@@ -14,19 +14,19 @@ import (
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // AnyState is the filter of a list of all sandboxes.
-func AnyState() []string { return []string{restclient.StateRunning, restclient.StatePaused} }
+func AnyState() []string { return []string{client.StateRunning, client.StatePaused} }
 
 // Find returns the one sandbox of a text: the whole ID first, then the name in the key's namespace,
 // then a unique prefix of an ID.
-func (t *Server) Find(ctx context.Context, text string) (restclient.Detail, error) {
+func (t *Server) Find(ctx context.Context, text string) (client.SandboxDetail, error) {
 	id, notID := sandbox.ParseID(text)
 	gone := fmt.Errorf("no sandbox has the name %q, or an ID that begins so; `barchan ls` lists them: %w", text, errs.ErrNotFound)
 	if notID == nil {
@@ -39,9 +39,9 @@ func (t *Server) Find(ctx context.Context, text string) (restclient.Detail, erro
 	found, err := t.search(ctx, text)
 	switch {
 	case err != nil:
-		return restclient.Detail{}, err
+		return client.SandboxDetail{}, err
 	case found == "":
-		return restclient.Detail{}, gone
+		return client.SandboxDetail{}, gone
 	}
 	return t.REST.Get(ctx, found)
 }
@@ -62,15 +62,15 @@ func (t *Server) search(ctx context.Context, text string) (string, error) {
 	if text == "" {
 		return "", nil
 	}
-	named, err := t.REST.List(ctx, restclient.ListOptions{States: AnyState(), Name: text})
+	named, err := t.REST.List(ctx, client.ListOptions{States: AnyState(), Name: text})
 	if err != nil {
 		return "", err
 	}
 	// Other servers of this API ignore the filter, and list all.
-	if at := slices.IndexFunc(named, func(s restclient.Listed) bool { return s.Name == text }); at >= 0 {
+	if at := slices.IndexFunc(named, func(s client.SandboxInfo) bool { return s.Name == text }); at >= 0 {
 		return named[at].SandboxID, nil
 	}
-	all, err := t.REST.List(ctx, restclient.ListOptions{States: AnyState()})
+	all, err := t.REST.List(ctx, client.ListOptions{States: AnyState()})
 	var begin []string
 	for _, s := range all {
 		if strings.HasPrefix(s.SandboxID, text) {

@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // SnapshotCommand returns `barchan snapshot`.
@@ -37,7 +37,7 @@ func SnapshotCommand(a *app.App) *cobra.Command {
 		if ttl != 0 && ttl < time.Second {
 			return app.Usage(cmd, fmt.Errorf("--ttl: %s is too short, want at least 1s", ttl))
 		}
-		n := restclient.NewSnapshot{Name: name, TTL: int64(ttl / time.Second)}
+		n := client.SnapshotOptions{Name: name, TTL: ttl}
 		if filesOnly {
 			n.Memory = new(false)
 		}
@@ -51,7 +51,7 @@ func SnapshotCommand(a *app.App) *cobra.Command {
 	return cmd
 }
 
-func snapshot(ctx context.Context, a *app.App, t *app.Server, text string, n restclient.NewSnapshot) error {
+func snapshot(ctx context.Context, a *app.App, t *app.Server, text string, n client.SnapshotOptions) error {
 	id, err := t.Resolve(ctx, text)
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func snapshot(ctx context.Context, a *app.App, t *app.Server, text string, n res
 }
 
 func snapshotLsCommand(a *app.App) *cobra.Command {
-	var o restclient.SnapshotListOptions
+	var o client.SnapshotsOptions
 	var in app.Scope
 	cmd := &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List snapshots",
@@ -86,7 +86,7 @@ func snapshotLsCommand(a *app.App) *cobra.Command {
 		switch {
 		case o.Limit < 0:
 			return app.Usage(cmd, fmt.Errorf("--limit: %d is negative", o.Limit))
-		case objects && o != (restclient.SnapshotListOptions{}):
+		case objects && o != (client.SnapshotsOptions{}):
 			return app.Usage(cmd, errors.New("--sandbox, --name and --limit are of the key's namespace; leave out --namespace and -A"))
 		case objects:
 			return app.ListObjects(cmd.Context(), a, snapshotObjects(), in.List())
@@ -109,12 +109,12 @@ func snapshotLsCommand(a *app.App) *cobra.Command {
 	return cmd
 }
 
-func snapshotColumns() app.Columns[restclient.Snapshot] {
-	return app.Columns[restclient.Snapshot]{
+func snapshotColumns() app.Columns[client.Snapshot] {
+	return app.Columns[client.Snapshot]{
 		Header: []string{"ID", "NAME", "SANDBOX", "TEMPLATE", "CONTENT", "SIZE", "SECRETS", "AGE", "ENDS IN", "MEMORY", "CREATED"},
 		Wide:   2,
 		None:   "no snapshots; `barchan snapshot SANDBOX` makes one",
-		Row: func(s *restclient.Snapshot) []string {
+		Row: func(s *client.Snapshot) []string {
 			name, _, _ := strings.Cut(s.SnapshotID, ":")
 			return []string{
 				s.SnapshotID, name, s.SandboxID, terminal.Dash(s.TemplateID), contentOf(s), terminal.Size(s.SizeBytes), yesNo(s.Secrets),
@@ -124,14 +124,14 @@ func snapshotColumns() app.Columns[restclient.Snapshot] {
 	}
 }
 
-func contentOf(s *restclient.Snapshot) string {
+func contentOf(s *client.Snapshot) string {
 	if s.Memory {
 		return "memory and files"
 	}
 	return "files"
 }
 
-func endsIn(s *restclient.Snapshot) string {
+func endsIn(s *client.Snapshot) string {
 	if s.ExpiresAt == nil {
 		return "-"
 	}
@@ -160,7 +160,7 @@ func snapshotShowCommand(a *app.App) *cobra.Command {
 			})
 		}
 		return a.WithServer(cmd.Context(), func(t *app.Server) error {
-			list, err := t.REST.Snapshots(cmd.Context(), restclient.SnapshotListOptions{Name: args[0], Limit: 1})
+			list, err := t.REST.Snapshots(cmd.Context(), client.SnapshotsOptions{Name: args[0], Limit: 1})
 			switch {
 			case err != nil:
 				return err
@@ -181,7 +181,7 @@ func namespaceFlag(cmd *cobra.Command, namespace *string) {
 	cmd.Flags().StringVarP(namespace, "namespace", "n", "", "among the objects of this namespace (default the key's namespace)")
 }
 
-func showSnapshot(a *app.App, s *restclient.Snapshot) {
+func showSnapshot(a *app.App, s *client.Snapshot) {
 	line := func(name, value string) { a.Field(10, name, value) }
 	line("ID", s.SnapshotID)
 	line("Sandbox", s.SandboxID)

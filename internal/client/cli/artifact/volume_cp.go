@@ -14,10 +14,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 func volumeCpCommand(a *app.App) *cobra.Command {
@@ -68,8 +68,8 @@ func cutVolume(text string) (volume, p string, remote bool) {
 // volumeCopier copies between this machine and one volume.
 type volumeCopier struct {
 	app     *app.App
-	rest    *restclient.Client
-	volume  restclient.Volume
+	rest    *client.Client
+	volume  client.Volume
 	skipped bool
 }
 
@@ -163,7 +163,7 @@ type openOutput struct{ io.Writer }
 func (openOutput) Close() error { return nil }
 
 // fetch copies a file or a directory. Names in a volume are a sandbox's own; none has a slash, and no list has "." or "..".
-func (c *volumeCopier) fetch(ctx context.Context, e restclient.VolumeEntry, local string) error {
+func (c *volumeCopier) fetch(ctx context.Context, e client.VolumeEntry, local string) error {
 	switch e.Type {
 	case "file":
 		return c.get(ctx, e, func() (io.WriteCloser, error) {
@@ -192,7 +192,7 @@ func (c *volumeCopier) fetch(ctx context.Context, e restclient.VolumeEntry, loca
 	return nil
 }
 
-func (c *volumeCopier) get(ctx context.Context, e restclient.VolumeEntry, create func() (io.WriteCloser, error)) (err error) {
+func (c *volumeCopier) get(ctx context.Context, e client.VolumeEntry, create func() (io.WriteCloser, error)) (err error) {
 	body, err := c.rest.VolumeRead(ctx, c.volume, e.Path)
 	if err != nil {
 		return err

@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/barchan-dev/barchan/client/template"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/dockerfile"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // options are the flags and the argument.
@@ -30,9 +30,10 @@ type options struct {
 	cpus               int
 	memory             string
 	noCache            bool
+	registryAuth       string
 	start, ready       string
 	setStart, setReady bool
-	request            restclient.NewBuild
+	request            template.Options
 	arguments          map[string]string
 	given              map[string][]byte // secrets
 }
@@ -48,7 +49,8 @@ func Command(a *app.App) *cobra.Command {
 			"runs the steps in sandboxes and keeps the result of each, so that the next build runs only those after a change.\n" +
 			"CMD and ENTRYPOINT run in every sandbox of the template, HEALTHCHECK decides when it is ready. Without USER or WORKDIR,\n" +
 			"sandboxes have user \"user\" and /home/user. A secret is seen by the RUN --mount=type=secret that asks for it, and is kept\n" +
-			"nowhere. Ctrl-C cancels the build.",
+			"nowhere. Private images of FROM are pulled with the credentials that `docker login` has left, which no layer has. Ctrl-C\n" +
+			"cancels the build.",
 		Example: "  barchan build -t web .\n  barchan build -t web -f web.Dockerfile --build-arg VERSION=2 --cpus 2 --memory 1Gi src\n" +
 			"  barchan run --template $(barchan build -t web .) -- ps",
 	}
@@ -57,6 +59,7 @@ func Command(a *app.App) *cobra.Command {
 	f.StringVarP(&o.file, "file", "f", "", "the Dockerfile, or - (default DIR/Dockerfile)")
 	f.StringArrayVar(&o.buildArgs, "build-arg", nil, "`NAME=VALUE` of an ARG, or the NAME of a variable of the environment")
 	f.StringArrayVar(&o.secrets, "secret", nil, "`id=ID,src=FILE` or id=ID,env=NAME of a secret for RUN --mount=type=secret")
+	f.StringVar(&o.registryAuth, "registry-auth", "", "`DIR` of Docker's config.json, with credentials for FROM, or none (default ~/.docker)")
 	f.StringVar(&o.target, "target", "", "last stage of the Dockerfile to build, by name or number (default the last one)")
 	f.StringVar(&o.template, "from-template", "", "template to start from in the place of the image of FROM")
 	f.IntVar(&o.cpus, "cpus", 0, "CPUs of the template's sandboxes (default those of FROM, or the server's)")
@@ -87,7 +90,7 @@ func (o *options) check(a *app.App) error {
 	if o.cpus < 0 {
 		return fmt.Errorf("--cpus: %d is not a number of CPUs", o.cpus)
 	}
-	o.request = restclient.NewBuild{Name: o.name, CPUCount: o.cpus}
+	o.request = template.Options{Name: o.name, CPUCount: o.cpus}
 	if o.memory != "" {
 		q, err := resource.ParseQuantity(o.memory)
 		if err != nil || q.Value() < 1<<20 {
@@ -208,6 +211,9 @@ func run(ctx context.Context, a *app.App, o *options) error {
 		fmt.Fprintln(a.Stderr, "note: "+app.Message(errors.New(note)))
 	}
 	s, err := start(p, o.noCache, o.given)
+	if err == nil {
+		err = authenticate(a, o.registryAuth, &s)
+	}
 	if err != nil {
 		return err
 	}
@@ -215,7 +221,7 @@ func run(ctx context.Context, a *app.App, o *options) error {
 	if err != nil {
 		return err
 	}
-	b, err := t.REST.RequestBuild(ctx, o.request)
+	b, err := template.Request(ctx, t.REST, o.request)
 	if err != nil {
 		return err
 	}

@@ -12,21 +12,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/client/template"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 	"github.com/barchan-dev/barchan/internal/client/dockerfile"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
-const (
-	// pollEvery is the time between two reads of the status.
-	pollEvery = 250 * time.Millisecond
-	// patience is how long the server may be out of reach: a build goes on after a restart.
-	patience = 2 * time.Minute
-	// cancelWithin bounds the cancellation of a build.
-	cancelWithin = 10 * time.Second
-)
+// cancelWithin bounds the cancellation of a build.
+const cancelWithin = 10 * time.Second
 
 // work is one build that the server knows.
 type work struct {
@@ -35,7 +28,7 @@ type work struct {
 	name  string
 	file  string // of messages
 	plan  *dockerfile.Plan
-	build restclient.Build
+	build template.Info
 	// current is the step whose lines are printed, as in the log.
 	current string
 	cached  map[string]bool
@@ -65,12 +58,12 @@ type Failure struct {
 }
 
 // start returns the build as the server takes it, with the hashes of all files.
-func start(p *dockerfile.Plan, force bool, secrets map[string][]byte) (s restclient.BuildStart, err error) {
-	s = restclient.BuildStart{
+func start(p *dockerfile.Plan, force bool, secrets map[string][]byte) (s template.Spec, err error) {
+	s = template.Spec{
 		FromImage: p.From.Image, FromTemplate: p.From.Template, StartCmd: p.StartCommand, ReadyCmd: p.ReadyCommand, Force: force, Secrets: secrets,
 	}
 	for _, stage := range p.Stages {
-		out := restclient.BuildStage{Name: stage.Name, FromImage: stage.From.Image, FromTemplate: stage.From.Template}
+		out := template.Stage{Name: stage.Name, FromImage: stage.From.Image, FromTemplate: stage.From.Template}
 		if out.Steps, err = wireSteps(stage.Steps); err != nil {
 			return s, err
 		}
@@ -80,10 +73,10 @@ func start(p *dockerfile.Plan, force bool, secrets map[string][]byte) (s restcli
 	return s, err
 }
 
-func wireSteps(steps []dockerfile.Step) ([]restclient.BuildStep, error) {
-	var all []restclient.BuildStep
+func wireSteps(steps []dockerfile.Step) ([]template.Step, error) {
+	var all []template.Step
 	for _, step := range steps {
-		out := restclient.BuildStep{Type: step.Type, Args: step.Args, From: step.From, Mounts: slices.Clone(step.Mounts), Network: step.Network}
+		out := template.Step{Type: step.Type, Args: step.Args, From: step.From, Mounts: slices.Clone(step.Mounts), Network: step.Network}
 		var err error
 		if step.Files != nil {
 			if out.FilesHash, err = step.Files.Hash(); err != nil {
@@ -101,7 +94,7 @@ func wireSteps(steps []dockerfile.Step) ([]restclient.BuildStep, error) {
 }
 
 // run uploads the files, starts the build and follows it to its end.
-func (w *work) run(ctx context.Context, s restclient.BuildStart) error {
+func (w *work) run(ctx context.Context, s template.Spec) error {
 	steps := 0
 	for _, list := range w.lists() {
 		steps += len(list.steps)
@@ -111,15 +104,19 @@ func (w *work) run(ctx context.Context, s restclient.BuildStart) error {
 			}
 		}
 	}
-	if err := w.t.REST.StartBuild(ctx, w.build, s); err != nil {
+	if err := template.Start(ctx, w.t.REST, w.build, s); err != nil {
 		return err
 	}
-	status, err := w.follow(ctx)
+	status, err := template.Follow(ctx, w.t.REST, w.build, func(s *template.Status) {
+		for i := range s.LogEntries {
+			w.print(&s.LogEntries[i], s.Reason)
+		}
+	})
 	if err != nil {
 		return err
 	}
 	result := Result{Name: w.name, TemplateID: w.build.TemplateID, BuildID: w.build.BuildID, Status: status.Status, Steps: steps, Cached: len(w.cached)}
-	if status.Status == restclient.BuildReady {
+	if status.Status == template.StatusReady {
 		return w.a.Result(result, w.build.TemplateID)
 	}
 	result.Failure = w.failure(status.Reason)
@@ -166,7 +163,7 @@ func (w *work) upload(ctx context.Context, files *dockerfile.Files, text string)
 	if err != nil {
 		return err
 	}
-	to, err := w.t.REST.BuildFiles(ctx, w.build.TemplateID, hash)
+	to, err := template.FilesURL(ctx, w.t.REST, w.build.TemplateID, hash)
 	if err != nil || to.Present {
 		return err
 	}
@@ -187,46 +184,11 @@ func (w *work) upload(ctx context.Context, files *dockerfile.Files, text string)
 	}
 	p := terminal.NewQuietProgress(w.a.Stderr)
 	defer p.End()
-	return w.t.REST.UploadFiles(ctx, to, &terminal.CountingReader{Reader: spool, Step: text, Total: size, Report: p.Event}, size)
-}
-
-// follow prints the log until the build has ended, and returns its last status.
-func (w *work) follow(ctx context.Context) (restclient.BuildStatus, error) {
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	var end *restclient.BuildStatus
-	reached := time.Now()
-	for offset := 0; ; {
-		status, err := w.t.REST.BuildStatus(ctx, w.build, offset)
-		switch {
-		case err == nil:
-			reached = time.Now()
-			offset += len(status.LogEntries)
-			for i := range status.LogEntries {
-				w.print(&status.LogEntries[i], status.Reason)
-			}
-			if end == nil && (status.Status == restclient.BuildReady || status.Status == restclient.BuildError) {
-				end = &status
-			}
-			if len(status.LogEntries) > 0 { // there may be more
-				continue
-			}
-			if end != nil {
-				return *end, nil
-			}
-		case !errors.Is(err, errs.ErrUnavailable) || time.Since(reached) > patience:
-			return status, fmt.Errorf("follow build %s: %w", w.build.BuildID, err)
-		}
-		select {
-		case <-ctx.Done():
-			return status, ctx.Err()
-		case <-tick.C:
-		}
-	}
+	return template.Upload(ctx, w.t.REST, to, &terminal.CountingReader{Reader: spool, Step: text, Total: size, Report: p.Event}, size)
 }
 
 // print prints one line of the log, below the text of its step.
-func (w *work) print(e *restclient.BuildLogEntry, reason *restclient.BuildReason) {
+func (w *work) print(e *template.LogEntry, reason *template.Reason) {
 	if e.Level == "debug" || (reason != nil && e.Level == "error" && e.Message == reason.Message) { // the error is printed at the end
 		return
 	}
@@ -289,7 +251,7 @@ func (w *work) stepOf(number string) (step *dockerfile.Step, place string) {
 }
 
 // failure names the step that failed as the Dockerfile has it.
-func (w *work) failure(reason *restclient.BuildReason) *Failure {
+func (w *work) failure(reason *template.Reason) *Failure {
 	if reason == nil {
 		return &Failure{Message: "the server gives no reason"}
 	}
@@ -298,7 +260,7 @@ func (w *work) failure(reason *restclient.BuildReason) *Failure {
 	switch step, place := w.stepOf(reason.Step); {
 	case step != nil:
 		f.Line, f.Text, f.place = step.Line, step.Text, place
-		if step.Type == dockerfile.StepRun { // whose command is that text
+		if step.Type == template.StepRun { // whose command is that text
 			f.Message = strings.TrimPrefix(f.Message, "failed to run command '"+step.Args[0]+"': ")
 		}
 	case word == "base" && l != nil:
@@ -329,7 +291,7 @@ func (f *Failure) error(file string) error {
 func (w *work) cancel(ctx context.Context) {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
 	defer stop()
-	if err := w.t.REST.CancelBuild(ctx, w.build); err != nil {
+	if err := template.Cancel(ctx, w.t.REST, w.build); err != nil {
 		fmt.Fprintf(w.a.Stderr, "build %[1]s may go on (%[2]s);\n`kubectl get templatebuild %[1]s -w` follows it, `kubectl delete templatebuild %[1]s` cancels it\n",
 			w.build.BuildID, app.Message(err))
 		return

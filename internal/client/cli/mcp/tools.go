@@ -16,9 +16,9 @@ import (
 	"connectrpc.com/connect"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/filesystempb"
 )
@@ -101,7 +101,7 @@ type sandboxOut struct {
 }
 
 func (s *session) create(ctx context.Context, in createIn) (sandboxOut, error) {
-	n := restclient.NewSandbox{TemplateID: in.Template, Timeout: s.seconds(), EnvVars: in.Env, Metadata: in.Metadata}
+	n := client.CreateOptions{TemplateID: in.Template, Timeout: s.o.timeout, EnvVars: in.Env, Metadata: in.Metadata}
 	if n.TemplateID == "" {
 		n.TemplateID = s.o.template
 	}
@@ -111,17 +111,15 @@ func (s *session) create(ctx context.Context, in createIn) (sandboxOut, error) {
 	case in.Offline:
 		n.Internet = new(false)
 	case len(in.Allow) > 0:
-		n.Network = &restclient.Network{AllowOut: in.Allow, DenyOut: []string{"0.0.0.0/0"}}
+		n.Network = &client.Network{AllowOut: in.Allow, DenyOut: []string{"0.0.0.0/0"}}
 	}
 	made, err := s.on.REST.Create(ctx, n)
 	if err != nil {
 		return sandboxOut{}, err
 	}
 	s.remember(made.SandboxID)
-	return sandboxOut{ID: made.SandboxID, Template: n.TemplateID, State: restclient.StateRunning, EndsAt: new(time.Now().Add(s.o.timeout).Truncate(time.Second))}, nil
+	return sandboxOut{ID: made.SandboxID, Template: n.TemplateID, State: client.StateRunning, EndsAt: new(time.Now().Add(s.o.timeout).Truncate(time.Second))}, nil
 }
-
-func (s *session) seconds() int64 { return int64(s.o.timeout / time.Second) }
 
 func (s *session) remember(ids ...string) {
 	s.mu.Lock()
@@ -154,7 +152,7 @@ type listOut struct {
 }
 
 func (s *session) list(ctx context.Context, _ nothing) (listOut, error) {
-	all, err := s.on.REST.List(ctx, restclient.ListOptions{States: app.AnyState()})
+	all, err := s.on.REST.List(ctx, client.ListOptions{States: app.AnyState()})
 	out := listOut{Sandboxes: []sandboxOut{}}
 	for i := range all {
 		x := &all[i]
@@ -169,7 +167,7 @@ type sandboxIn struct {
 
 // use resumes a sandbox, extends its time, and returns a client of its agent.
 func (s *session) use(ctx context.Context, id, user string) (*app.Sandbox, error) {
-	got, err := s.on.REST.Connect(ctx, id, s.seconds())
+	got, err := s.on.REST.Connect(ctx, id, client.ConnectOptions{Timeout: s.o.timeout})
 	if err != nil {
 		return nil, err
 	}
@@ -374,15 +372,12 @@ func (s *session) port(ctx context.Context, in portIn) (portOut, error) {
 	if in.Port < 1 || in.Port > 65535 {
 		return portOut{}, fmt.Errorf("port: %d is out of range, want 1 to 65535: %w", in.Port, errs.ErrInvalid)
 	}
-	got, err := s.on.REST.Connect(ctx, in.ID, s.seconds())
+	got, err := s.on.REST.Connect(ctx, in.ID, client.ConnectOptions{Timeout: s.o.timeout})
 	if err != nil {
 		return portOut{}, err
 	}
-	base, h := s.on.SandboxAddress(got.SandboxID, in.Port)
+	base, h := got.Address(in.Port)
 	out := portOut{URL: base, Headers: map[string]string{}}
-	if got.TrafficToken != "" {
-		h.Set(envd.HeaderTrafficToken, got.TrafficToken)
-	}
 	for name := range h {
 		out.Headers[name] = h.Get(name)
 	}
@@ -399,7 +394,7 @@ type snapshotOut struct {
 }
 
 func (s *session) snapshot(ctx context.Context, in snapshotIn) (snapshotOut, error) {
-	made, err := s.on.REST.CreateSnapshot(ctx, in.ID, restclient.NewSnapshot{Name: in.Name})
+	made, err := s.on.REST.CreateSnapshot(ctx, in.ID, client.SnapshotOptions{Name: in.Name})
 	return snapshotOut{ID: made.SnapshotID}, err
 }
 
@@ -418,7 +413,7 @@ func (s *session) fork(ctx context.Context, in forkIn) (forkOut, error) {
 		return forkOut{}, fmt.Errorf("count: %d is out of range, want 1 to %d: %w", in.Count, maxForks, errs.ErrInvalid)
 	}
 	out := forkOut{IDs: []string{}}
-	err := s.on.REST.ForkEach(ctx, in.ID, restclient.NewFork{Count: max(1, in.Count), Timeout: s.seconds()}, func(_ int, f restclient.Forked) {
+	err := s.on.REST.ForkEach(ctx, in.ID, client.ForkOptions{Count: max(1, in.Count), Timeout: s.o.timeout}, func(_ int, f client.Forked) {
 		switch {
 		case f.Sandbox != nil:
 			out.IDs = append(out.IDs, f.Sandbox.SandboxID)
@@ -431,7 +426,7 @@ func (s *session) fork(ctx context.Context, in forkIn) (forkOut, error) {
 }
 
 func (s *session) pause(ctx context.Context, in sandboxIn) (sandboxOut, error) {
-	return sandboxOut{ID: in.ID, State: restclient.StatePaused}, s.on.REST.Pause(ctx, in.ID)
+	return sandboxOut{ID: in.ID, State: client.StatePaused}, s.on.REST.Pause(ctx, in.ID, client.PauseOptions{})
 }
 
 func (s *session) kill(ctx context.Context, in sandboxIn) (sandboxOut, error) {

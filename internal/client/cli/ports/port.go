@@ -19,11 +19,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/signedurl"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -100,16 +100,16 @@ func checkExpires(signs bool, expires time.Duration, port uint64, forward string
 
 // signedQuery returns a query that gives access to its bearer. The API returns the signing token from
 // Connect, which does not change a running sandbox. Empty: none is needed.
-func signedQuery(ctx context.Context, a *app.App, t *app.Server, d *restclient.Detail, port uint16, expires time.Duration) (url.Values, error) {
+func signedQuery(ctx context.Context, a *app.App, t *app.Server, d *client.SandboxDetail, port uint16, expires time.Duration) (url.Values, error) {
 	if d.Network == nil || d.Network.AllowPublicTraffic == nil || *d.Network.AllowPublicTraffic {
 		fmt.Fprintln(a.Stderr, "traffic to this sandbox is public: its URL needs no signature, and does not expire")
 		return nil, nil //nolint:nilnil // it is a map
 	}
-	if d.State != restclient.StateRunning {
+	if d.State != client.StateRunning {
 		return nil, fmt.Errorf("sandbox %s is %s, and the token that signs its URLs is available only while it runs; resume it first: %w", d.SandboxID, d.State, errs.ErrConflict)
 	}
 	// If it is paused just now, it is resumed for its remaining time.
-	s, err := t.REST.Connect(ctx, d.SandboxID, max(1, int64(time.Until(d.EndAt).Seconds())))
+	s, err := t.REST.Connect(ctx, d.SandboxID, client.ConnectOptions{Timeout: max(time.Second, time.Until(d.EndAt).Truncate(time.Second))})
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +188,7 @@ func serveForward(ctx context.Context, a *app.App, t *app.Server, id string, por
 	if !strings.Contains(local, ":") {
 		local = "127.0.0.1:" + local
 	}
-	base, header := t.SandboxAddress(id, port)
+	base, header := t.REST.SandboxAddress(id, port)
 	to, err := url.Parse(base)
 	if err != nil {
 		return fmt.Errorf("address of the sandbox: %w", err)

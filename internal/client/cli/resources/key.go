@@ -20,7 +20,7 @@ func KeyCommand(a *app.App) *cobra.Command {
 
 func keyCreateCommand(a *app.App) *cobra.Command {
 	var s app.Scope
-	var description string
+	var description, scope string
 	var expires time.Duration
 	cmd := &cobra.Command{
 		Use:   "create [NAME]",
@@ -30,14 +30,18 @@ func keyCreateCommand(a *app.App) *cobra.Command {
 	}
 	s.Flags(cmd, false)
 	cmd.Flags().StringVar(&description, "description", "", "note to find it again by")
+	cmd.Flags().StringVar(&scope, "scope", string(barchan.ScopeAdmin), "what it may do: use, manage or admin (docs/tenancy.md)")
 	cmd.Flags().DurationVar(&expires, "expires", 0, "life of the key (default unlimited)")
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if expires < 0 {
 			return app.Usage(cmd, fmt.Errorf("--expires: %s is in the past", expires))
 		}
+		if !barchan.KeyScope(scope).Known() {
+			return app.Usage(cmd, fmt.Errorf("--scope: %q is none of %v", scope, barchan.KeyScopes()))
+		}
 		text, object := app.NewKey()
-		object.Namespace, object.Spec.Description = s.Namespace, description
+		object.Namespace, object.Spec.Description, object.Spec.Scope = s.Namespace, description, barchan.KeyScope(scope)
 		if len(args) == 1 {
 			object.Name = args[0]
 		}
@@ -67,14 +71,17 @@ func keyLsCommand(a *app.App) *cobra.Command {
 		Short: "List keys",
 		Find:  app.AllOf[barchan.APIKey](app.KeysResource),
 		Columns: app.Columns[barchan.APIKey]{
-			Header: []string{"NAMESPACE", "ID", "NAME", "KEY", "EXPIRES IN", "AGE", "DESCRIPTION"},
+			Header: []string{"NAMESPACE", "ID", "NAME", "KEY", "SCOPE", "EXPIRES IN", "LAST USED", "AGE", "DESCRIPTION"},
 			Row: func(key *barchan.APIKey) []string {
-				expires := "-"
+				expires, used := "-", "-"
 				if key.Spec.ExpiresAt != nil {
 					expires = terminal.Until(key.Spec.ExpiresAt.Time)
 				}
+				if key.Status.LastUsedAt != nil {
+					used = terminal.Since(key.Status.LastUsedAt.Time)
+				}
 				return []string{
-					key.Namespace, string(key.UID), key.Name, key.Spec.Prefix + "…", expires, terminal.Since(key.CreationTimestamp.Time), key.Spec.Description,
+					key.Namespace, string(key.UID), key.Name, key.Spec.Prefix + "…", string(key.Spec.Scope.OrAdmin()), expires, used, terminal.Since(key.CreationTimestamp.Time), key.Spec.Description,
 				}
 			},
 		},

@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // maxForks is the maximum per request.
@@ -18,7 +18,7 @@ const maxForks = 100
 
 // ForkCommand returns `barchan fork`.
 func ForkCommand(a *app.App) *cobra.Command {
-	n := restclient.NewFork{}
+	n := client.ForkOptions{}
 	var timeout time.Duration
 	var metadata []string
 	cmd := &cobra.Command{
@@ -38,7 +38,7 @@ func ForkCommand(a *app.App) *cobra.Command {
 		if n.Count < 1 || n.Count > maxForks {
 			return app.Usage(cmd, fmt.Errorf("--count: %d is not from 1 to %d", n.Count, maxForks))
 		}
-		if n.Timeout = int64(timeout / time.Second); n.Timeout < 1 {
+		if n.Timeout = timeout; timeout < time.Second {
 			return app.Usage(cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", timeout))
 		}
 		var err error
@@ -50,15 +50,15 @@ func ForkCommand(a *app.App) *cobra.Command {
 	return cmd
 }
 
-func fork(ctx context.Context, a *app.App, t *app.Server, text string, n restclient.NewFork) error {
+func fork(ctx context.Context, a *app.App, t *app.Server, text string, n client.ForkOptions) error {
 	id, err := t.Resolve(ctx, text)
 	if err != nil {
 		return err
 	}
 	quiet := sync.OnceFunc(a.NotifyIfSlow("forking " + id))
 	defer quiet()
-	all, failed := make([]restclient.Forked, n.Count), 0
-	err = t.REST.ForkEach(ctx, id, n, func(place int, one restclient.Forked) {
+	all, failed := make([]client.Forked, n.Count), 0
+	err = t.REST.ForkEach(ctx, id, n, func(place int, one client.Forked) {
 		quiet()
 		if one.Error != nil {
 			failed++

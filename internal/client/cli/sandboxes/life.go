@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // each calls do for every named sandbox, and prints the IDs of successes. An error does not stop the
@@ -44,7 +44,7 @@ func KillCommand(a *app.App) *cobra.Command {
 		}
 		if all {
 			err := a.WithServer(cmd.Context(), func(t *app.Server) error {
-				list, err := t.REST.List(cmd.Context(), restclient.ListOptions{States: app.AnyState()})
+				list, err := t.REST.List(cmd.Context(), client.ListOptions{States: app.AnyState()})
 				for _, s := range list {
 					args = append(args, s.SandboxID)
 				}
@@ -73,10 +73,7 @@ func PauseCommand(a *app.App) *cobra.Command {
 	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "keep the files and end the programs")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return each(cmd.Context(), a, args, func(t *app.Server, id string) error {
-			if filesOnly {
-				return t.REST.PauseFiles(cmd.Context(), id)
-			}
-			return t.REST.Pause(cmd.Context(), id)
+			return t.REST.Pause(cmd.Context(), id, client.PauseOptions{FilesOnly: filesOnly})
 		})
 	}
 	return cmd
@@ -101,11 +98,7 @@ func ResumeCommand(a *app.App) *cobra.Command {
 			return app.Usage(cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", timeout))
 		}
 		return each(cmd.Context(), a, args, func(t *app.Server, id string) error {
-			connect := t.REST.Connect
-			if filesOnly {
-				connect = t.REST.ConnectFiles
-			}
-			_, err := connect(cmd.Context(), id, int64(timeout/time.Second))
+			_, err := t.REST.Connect(cmd.Context(), id, client.ConnectOptions{Timeout: timeout, DiscardMemory: filesOnly})
 			return err
 		})
 	}

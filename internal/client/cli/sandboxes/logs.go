@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 const (
@@ -23,6 +23,7 @@ const (
 // LogsCommand returns `barchan logs`.
 func LogsCommand(a *app.App) *cobra.Command {
 	var follow, stamps bool
+	var container string
 	cmd := &cobra.Command{
 		Use:   "logs SANDBOX",
 		Short: "Print the log of a sandbox",
@@ -30,6 +31,7 @@ func LogsCommand(a *app.App) *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the log until the sandbox ends")
 	cmd.Flags().BoolVar(&stamps, "timestamps", false, "begin each line with its time")
+	cmd.Flags().StringVarP(&container, "container", "c", "", "container of a sandbox with several (default: the first)")
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return a.WithServer(cmd.Context(), func(t *app.Server) error {
@@ -37,7 +39,7 @@ func LogsCommand(a *app.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return logs(cmd.Context(), a, t, id, follow, stamps)
+			return logs(cmd.Context(), a, t, id, container, follow, stamps)
 		})
 	}
 	return cmd
@@ -45,18 +47,18 @@ func LogsCommand(a *app.App) *cobra.Command {
 
 // logs reads page after page. The API's cursor has milliseconds, so a page begins with lines of the
 // previous one; those of its last millisecond are dropped.
-func logs(ctx context.Context, a *app.App, t *app.Server, id string, follow, stamps bool) error {
+func logs(ctx context.Context, a *app.App, t *app.Server, id, container string, follow, stamps bool) error {
 	var cursor time.Time
 	seen := map[string]int{}
 	tick := time.NewTicker(logEvery)
 	defer tick.Stop()
 	for first := true; ; first = false {
-		entries, err := t.REST.Logs(ctx, id, restclient.LogOptions{Since: cursor, Limit: logPage})
+		entries, err := t.REST.Logs(ctx, id, client.LogOptions{Since: cursor, Limit: logPage, Container: container})
 		if err != nil {
 			if !first && errors.Is(err, errs.ErrNotFound) {
 				return nil // it ended
 			}
-			if d, getErr := t.REST.Get(ctx, id); getErr == nil && d.State == restclient.StatePaused {
+			if d, getErr := t.REST.Get(ctx, id); getErr == nil && d.State == client.StatePaused {
 				return app.PausedError(id)
 			}
 			return err
@@ -83,9 +85,9 @@ func logs(ctx context.Context, a *app.App, t *app.Server, id string, follow, sta
 
 // unseen drops the entries that were read before, and moves the cursor to the newest. seen counts the
 // entries of the cursor's millisecond.
-func unseen(entries []restclient.LogEntry, cursor *time.Time, seen map[string]int) []restclient.LogEntry {
+func unseen(entries []client.LogEntry, cursor *time.Time, seen map[string]int) []client.LogEntry {
 	before := maps.Clone(seen)
-	var fresh []restclient.LogEntry
+	var fresh []client.LogEntry
 	for _, e := range entries {
 		at := e.Timestamp.Truncate(time.Millisecond)
 		key := e.Timestamp.String() + e.Level + e.Message
@@ -107,7 +109,7 @@ func unseen(entries []restclient.LogEntry, cursor *time.Time, seen map[string]in
 	return fresh
 }
 
-func printLog(a *app.App, e restclient.LogEntry, stamps bool) error {
+func printLog(a *app.App, e client.LogEntry, stamps bool) error {
 	if a.JSON {
 		return json.NewEncoder(a.Stdout).Encode(e)
 	}

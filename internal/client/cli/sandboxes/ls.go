@@ -9,14 +9,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // LsCommand returns `barchan ls`.
 func LsCommand(a *app.App) *cobra.Command {
-	var o restclient.ListOptions
+	var o client.ListOptions
 	var state string
 	var metadata []string
 	cmd := &cobra.Command{
@@ -36,7 +36,7 @@ func LsCommand(a *app.App) *cobra.Command {
 		switch state {
 		case "":
 			o.States = app.AnyState()
-		case restclient.StateRunning, restclient.StatePaused:
+		case client.StateRunning, client.StatePaused:
 			o.States = []string{state}
 		default:
 			return app.Usage(cmd, fmt.Errorf("--state: %q is neither running nor paused", state))
@@ -59,14 +59,14 @@ func LsCommand(a *app.App) *cobra.Command {
 	return cmd
 }
 
-func sandboxColumns() app.Columns[restclient.Listed] {
-	return app.Columns[restclient.Listed]{
+func sandboxColumns() app.Columns[client.SandboxInfo] {
+	return app.Columns[client.SandboxInfo]{
 		Header: []string{"ID", "NAME", "TEMPLATE", "STATE", "AGE", "ENDS IN", "CPU", "MEMORY", "METADATA", "DISK", "TEMPLATE ID", "STARTED"},
 		Wide:   3,
 		None:   "no sandboxes; `barchan run --keep -- true` makes one",
-		Row: func(s *restclient.Listed) []string {
+		Row: func(s *client.SandboxInfo) []string {
 			ends := terminal.Until(s.EndAt)
-			if s.State == restclient.StatePaused { // a paused sandbox has no expiry
+			if s.State == client.StatePaused { // a paused sandbox has no expiry
 				ends = "-"
 			}
 			return []string{
@@ -107,16 +107,19 @@ func show(ctx context.Context, a *app.App, t *app.Server, text string) error {
 	line("Memory in", d.Memory)
 	line("Template", strings.TrimSpace(d.TemplateID+" "+d.Alias))
 	line("Started", d.StartedAt.Local().Format("2006-01-02 15:04:05")+", "+terminal.Since(d.StartedAt)+" ago")
-	if d.State == restclient.StateRunning {
+	if d.State == client.StateRunning {
 		line("Ends", fmt.Sprintf("in %s, then %s", terminal.Until(d.EndAt), terminal.Dash(d.Lifecycle.OnTimeout)))
 	}
 	line("Limits", fmt.Sprintf("%d CPU, %s memory, %s disk", d.CPUCount, terminal.Size(d.MemoryMB<<20), terminal.Size(d.DiskSizeMB<<20)))
+	for _, c := range d.Containers {
+		line("Container", fmt.Sprintf("%s, %s, restarted %d times", c.Name, c.State, c.RestartCount))
+	}
 	line("Metadata", terminal.Pairs(d.Metadata))
 	if d.Network != nil {
 		line("Allow out", strings.Join(d.Network.AllowOut, " "))
 		line("Deny out", strings.Join(d.Network.DenyOut, " "))
 	}
-	if d.State != restclient.StateRunning {
+	if d.State != client.StateRunning {
 		return nil
 	}
 	metrics, err := t.REST.Metrics(ctx, d.SandboxID)

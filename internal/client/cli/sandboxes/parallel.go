@@ -15,10 +15,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 const (
@@ -47,12 +47,11 @@ func (o *parallelOptions) flags(cmd *cobra.Command) {
 	f.DurationVar(&o.queue, "queue", 0, "longest wait for the quota of the namespace (default: none, with --parallel 1h)")
 }
 
-// queueTimeout is in seconds.
-func (o *parallelOptions) queueTimeout(cmd *cobra.Command) int64 {
+func (o *parallelOptions) queueTimeout(cmd *cobra.Command) time.Duration {
 	if o.parallel > 0 && !cmd.Flags().Changed("queue") {
-		return int64(time.Hour / time.Second)
+		return time.Hour
 	}
-	return int64(o.queue / time.Second)
+	return o.queue
 }
 
 func (o *parallelOptions) check(cmd *cobra.Command, a *app.App, run *runOptions, argv []string) error {
@@ -318,7 +317,7 @@ func (s *spool) close() {
 }
 
 // runEach runs a command for each line of standard input, in sandboxes of n.
-func runEach(ctx context.Context, a *app.App, t *app.Server, n restclient.NewSandbox, v variant, argv []string, run processOptions, o parallelOptions) error {
+func runEach(ctx context.Context, a *app.App, t *app.Server, n client.CreateOptions, v variant, argv []string, run processOptions, o parallelOptions) error {
 	run.noInput = true
 	b := &batch{app: a, options: o, run: func(ctx context.Context, a *app.App, argv []string) error {
 		return runInNew(ctx, a, t, n, v, argv, run, false)

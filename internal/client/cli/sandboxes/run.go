@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // Bounds of calls that continue after Ctrl-C.
@@ -106,7 +106,7 @@ func RunCommand(a *app.App) *cobra.Command {
 }
 
 // sandboxToRun returns the sandbox of run's flags.
-func sandboxToRun(a *app.App, cmd *cobra.Command, o *runOptions, v variant) (n restclient.NewSandbox, err error) {
+func sandboxToRun(a *app.App, cmd *cobra.Command, o *runOptions, v variant) (n client.CreateOptions, err error) {
 	template := o.template
 	switch {
 	case o.from == "" && (o.filesOnly || o.allowSecrets):
@@ -133,11 +133,11 @@ func sandboxToRun(a *app.App, cmd *cobra.Command, o *runOptions, v variant) (n r
 	return n, nil
 }
 
-func (o *runOptions) network() *restclient.Network {
+func (o *runOptions) network() *client.Network {
 	if !o.private && len(o.allow) == 0 {
 		return nil
 	}
-	n := &restclient.Network{AllowOut: o.allow}
+	n := &client.Network{AllowOut: o.allow}
 	if o.private {
 		n.AllowPublicTraffic = new(false)
 	}
@@ -147,20 +147,20 @@ func (o *runOptions) network() *restclient.Network {
 	return n
 }
 
-func volumeMounts(list []string) (mounts []restclient.VolumeMount, err error) {
+func volumeMounts(list []string) (mounts []client.VolumeMount, err error) {
 	for _, text := range list {
 		name, at, ok := strings.Cut(text, ":")
 		if !ok || name == "" || at == "" {
 			return nil, fmt.Errorf("--volume: %q is not VOLUME:PATH", text)
 		}
-		mounts = append(mounts, restclient.VolumeMount{Name: name, Path: at})
+		mounts = append(mounts, client.VolumeMount{Name: name, Path: at})
 	}
 	return mounts, nil
 }
 
-func newSandbox(a *app.App, template string, timeout time.Duration, metadata []string) (restclient.NewSandbox, error) {
-	n := restclient.NewSandbox{TemplateID: template, Timeout: int64(timeout / time.Second)}
-	if n.Timeout < 1 {
+func newSandbox(a *app.App, template string, timeout time.Duration, metadata []string) (client.CreateOptions, error) {
+	n := client.CreateOptions{TemplateID: template, Timeout: timeout}
+	if timeout < time.Second {
 		return n, fmt.Errorf("--timeout: %s is too short, want at least 1s: %w", timeout, errs.ErrInvalid)
 	}
 	var err error
@@ -189,16 +189,16 @@ func keyValues(flag string, list []string) (map[string]string, error) {
 	return out, nil
 }
 
-func runInNew(ctx context.Context, a *app.App, t *app.Server, n restclient.NewSandbox, v variant, argv []string, o processOptions, keep bool) (err error) {
+func runInNew(ctx context.Context, a *app.App, t *app.Server, n client.CreateOptions, v variant, argv []string, o processOptions, keep bool) (err error) {
 	// A cancelled create could leave an unknown sandbox; one that waits for the quota has none yet in most cases.
 	create := context.WithoutCancel(ctx)
 	if n.QueueTimeout > 0 {
 		create = ctx
 	}
-	create, cancel := context.WithTimeout(create, createWithin+time.Duration(n.QueueTimeout)*time.Second)
+	create, cancel := context.WithTimeout(create, createWithin+n.QueueTimeout)
 	defer cancel()
 	made := time.Now()
-	var s restclient.Sandbox
+	var s *client.Sandbox
 	if v.none() {
 		s, err = t.REST.Create(create, n)
 	} else {
@@ -219,7 +219,7 @@ func runInNew(ctx context.Context, a *app.App, t *app.Server, n restclient.NewSa
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	on := &app.Sandbox{Server: t, ID: s.SandboxID, EndAt: made.Add(time.Duration(n.Timeout) * time.Second)}
+	on := &app.Sandbox{Server: t, ID: s.SandboxID, EndAt: made.Add(n.Timeout)}
 	if on.Client, err = t.Agent(s.SandboxID, s.AgentToken, o.user); err != nil {
 		return err
 	}

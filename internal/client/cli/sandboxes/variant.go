@@ -13,10 +13,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // variant has one sandbox's deviations from its template. E2B's REST API creates from templates alone,
@@ -76,7 +76,7 @@ func (v variant) of(t *extensions.SandboxTemplate, namespace string) (*extension
 
 // createVariant creates a sandbox of a temporary template, which is removed afterwards: a sandbox does
 // not need its template.
-func createVariant(ctx context.Context, a *app.App, t *app.Server, n restclient.NewSandbox, v variant) (s restclient.Sandbox, err error) {
+func createVariant(ctx context.Context, a *app.App, t *app.Server, n client.CreateOptions, v variant) (s *client.Sandbox, err error) {
 	k, err := a.Kube(ctx)
 	if err != nil {
 		return s, fmt.Errorf("--image, --memory and --cpu need the Kubernetes API: %w", err)

@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // maxKeyFile bounds what is read of a file of public keys, in bytes.
@@ -38,7 +38,7 @@ func keyAddCommand(a *app.App) *cobra.Command {
 			return err
 		}
 		return a.WithServer(ctx, func(t *app.Server) error {
-			added := make([]restclient.SSHKey, 0, len(lines))
+			added := make([]client.SSHKey, 0, len(lines))
 			for _, line := range lines {
 				k, err := t.REST.AddSSHKey(ctx, line)
 				if err != nil {
@@ -96,9 +96,9 @@ func keyLsCommand(a *app.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return app.PrintList(a, app.Columns[restclient.SSHKey]{
+			return app.PrintList(a, app.Columns[client.SSHKey]{
 				Header: []string{"FINGERPRINT", "COMMENT"},
-				Row:    func(k *restclient.SSHKey) []string { return []string{k.Fingerprint, k.Comment} },
+				Row:    func(k *client.SSHKey) []string { return []string{k.Fingerprint, k.Comment} },
 			}, keys)
 		})
 	}

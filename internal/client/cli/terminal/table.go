@@ -62,6 +62,19 @@ func IsTerminal(stream any) bool {
 	return f != nil && term.IsTerminal(int(f.Fd()))
 }
 
+// Height returns the rows of a terminal, and 0 for what is none.
+func Height(stream any) int {
+	f := FileOf(stream)
+	if f == nil {
+		return 0
+	}
+	_, height, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		return 0
+	}
+	return height
+}
+
 // Terminal colours.
 const (
 	Red    = "31"

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +28,6 @@ import (
 	etcdfeature "k8s.io/apiserver/pkg/storage/feature"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
-	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
@@ -53,7 +53,8 @@ type Backend struct {
 	fatal     *fatalHook
 	watches   *watchHandlers
 	compactor etcd3.Compactor
-	secrets   value.Transformer // encrypts Secrets
+	secrets   *keyring // encrypts Secrets
+	rotating  atomic.Bool
 
 	// of an existing etcd
 	outside *clientv3.Client
@@ -88,8 +89,7 @@ type namedEndpoint struct {
 func (n namedEndpoint) Endpoints() []string { return []string{n.name} }
 
 func (b *Backend) openEmbedded(ctx context.Context, dir string) (err error) {
-	keyFile := filepath.Join(dir, encryptionKeyFile)
-	if b.secrets, err = openEncryption(keyFile); err != nil {
+	if b.secrets, err = openKeyring(cmp.Or(b.cfg.SecretsKey, filepath.Join(dir, encryptionKeyFile))); err != nil {
 		return err
 	}
 	b.fatal = newFatalHook(ctx)
@@ -110,7 +110,11 @@ func (b *Backend) openEmbedded(ctx context.Context, dir string) (err error) {
 		b.etcd.Close()
 		<-b.etcd.Server.StopNotify()
 	})
-	return b.checkEncryption(ctx, c, keyFile)
+	if err := b.checkEncryption(ctx, c); err != nil {
+		return err
+	}
+	_, err = b.finishRotation(ctx, c) // of a server that crashed
+	return err
 }
 
 // openExisting connects to an existing etcd and takes the prefix. Its operator encrypts it: a key in this
@@ -260,11 +264,12 @@ func (b *Backend) embedded(cached bool) generic.StorageDecorator {
 			st.Close()
 			_ = client.Close()
 		}
+		held := b.held(c.GroupResource, st)
 		if !cached {
-			return st, func() { once.Do(closeStore) }, nil
+			return held, func() { once.Do(closeStore) }, nil
 		}
 		ca, err := cacher.NewCacherFromConfig(cacher.Config{
-			Storage: st, Versioner: v, GroupResource: c.GroupResource, EventsHistoryWindow: c.EventsHistoryWindow,
+			Storage: held, Versioner: v, GroupResource: c.GroupResource, EventsHistoryWindow: c.EventsHistoryWindow,
 			ResourcePrefix: resourcePrefix, KeyFunc: keyFunc, NewFunc: newFunc, NewListFunc: newListFunc,
 			GetAttrsFunc: attrs, IndexerFuncs: trig, Indexers: idx, Codec: c.Codec,
 		})
@@ -272,7 +277,7 @@ func (b *Backend) embedded(cached bool) generic.StorageDecorator {
 			closeStore()
 			return nil, nil, fmt.Errorf("watch cache of %s: %w", c.GroupResource, err)
 		}
-		d := cacher.NewCacheDelegator(ca, st)
+		d := cacher.NewCacheDelegator(ca, held)
 		return d, func() {
 			once.Do(func() {
 				d.Stop()

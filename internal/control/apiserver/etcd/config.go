@@ -38,6 +38,9 @@ type Config struct {
 	NodeName string
 	// QuotaBackendBytes bounds the embedded etcd's file. Default: 8 GiB.
 	QuotaBackendBytes int64
+	// SecretsKey is the file with the key of Secrets in the embedded etcd, which is made if it is missing. Default: in the
+	// server's directory.
+	SecretsKey string
 }
 
 // Complete sets the defaults and validates the rest.

@@ -6,6 +6,7 @@ import (
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	resourceapi "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
@@ -148,18 +149,20 @@ func apiKeyKind() *Resource {
 	return &Resource{
 		GV: barchan.GroupVersion, Plural: "apikeys", Kind: "APIKey",
 		Object: &barchan.APIKey{}, List: &barchan.APIKeyList{},
-		Namespaced: true, Generation: true,
+		Namespaced: true, Status: true, Generation: true,
 		Validate: checked(barchan.ValidateAPIKey),
 		fields:   selectable(func(k *barchan.APIKey) fields.Set { return fields.Set{"spec.sha256": k.Spec.SHA256} }),
 		columns: []column{
 			text("Prefix", func(k *barchan.APIKey) string { return k.Spec.Prefix }),
 			text("Description", func(k *barchan.APIKey) string { return k.Spec.Description }),
+			text("Scope", func(k *barchan.APIKey) string { return string(k.Spec.Scope) }),
 			text("Expires", func(k *barchan.APIKey) string {
 				if k.Spec.ExpiresAt == nil {
 					return ""
 				}
 				return k.Spec.ExpiresAt.UTC().Format(time.RFC3339)
 			}),
+			date("Last used", func(k *barchan.APIKey) metav1.Time { return ptr.Deref(k.Status.LastUsedAt, metav1.Time{}) }),
 			ageColumn(),
 		},
 	}

@@ -2,9 +2,12 @@ package kinds
 
 import (
 	"fmt"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
 // Pods describes Pods. They are not stored: each is a view of a Sandbox.
@@ -25,11 +28,27 @@ func Pods() *Resource {
 				}
 				return fmt.Sprintf("%d/%d", ready, len(p.Spec.Containers))
 			}),
-			text("Status", func(p *corev1.Pod) string { return p.Status.Reason }),
-			text("Restarts", func(*corev1.Pod) string { return "0" }),
+			text("Status", podReason),
+			text("Restarts", func(p *corev1.Pod) string {
+				restarts := int32(0)
+				for _, c := range p.Status.ContainerStatuses {
+					restarts += c.RestartCount
+				}
+				return strconv.Itoa(int(restarts))
+			}),
 			ageColumn(),
 			wide(text("IP", func(p *corev1.Pod) string { return p.Status.PodIP })),
 			wide(text("Node", func(p *corev1.Pod) string { return p.Spec.NodeName })),
 		},
 	}
+}
+
+// podReason is that of a container that waits for its next start, as kubectl shows it, or else of the Pod.
+func podReason(p *corev1.Pod) string {
+	for _, c := range p.Status.ContainerStatuses {
+		if w := c.State.Waiting; w != nil && w.Reason == sandbox.ReasonCrashLoop {
+			return w.Reason
+		}
+	}
+	return p.Status.Reason
 }

@@ -77,8 +77,16 @@ func positive[T runtime.Object](name string, cell func(T) int64) column {
 
 // ageColumn shows the time since an object was created.
 func ageColumn() column {
-	return column{metav1.TableColumnDefinition{Name: "Age", Type: "date"}, func(o runtime.Object) any {
-		return table.ConvertToHumanReadableDateType(o.(metav1.Object).GetCreationTimestamp())
+	return date("Age", func(o metav1.Object) metav1.Time { return o.GetCreationTimestamp() })
+}
+
+// date shows how long ago something was.
+func date[T any](name string, of func(T) metav1.Time) column {
+	return column{metav1.TableColumnDefinition{Name: name, Type: "date"}, func(o runtime.Object) any {
+		if at := of(o.(T)); !at.IsZero() {
+			return table.ConvertToHumanReadableDateType(at)
+		}
+		return nil
 	}}
 }
 

@@ -121,7 +121,7 @@ func TestTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(table.Rows) != 2 || !slices.Equal(table.Rows[0].Cells, []any{"a", "True", "R", "60m"}) || !slices.Equal(table.Rows[1].Cells, []any{"b", "", "", "<unknown>"}) {
+	if len(table.Rows) != 2 || !slices.Equal(table.Rows[0].Cells, []any{"a", "True", "R", "60m"}) || !slices.Equal(table.Rows[1].Cells, []any{"b", "", "", nil}) {
 		t.Errorf("rows %v", table.Rows)
 	}
 	if table.ResourceVersion != "7" || table.Continue != "c" || *table.RemainingItemCount != 3 {

@@ -32,27 +32,29 @@ func (h *host) exec(s *agents.Sandbox, w http.ResponseWriter, req *http.Request)
 	case !opts.Stdin && !opts.Stdout && !opts.Stderr:
 		return apierrors.NewBadRequest("one of stdin, stdout and stderr must be true")
 	}
-	if err := checkContainer(s, q.Get("container")); err != nil {
+	container, err := checkContainer(s, q.Get("container"))
+	if err != nil {
 		return err
 	}
 	if wsstream.IsWebSocketRequestWithStreamCloseProtocol(req) {
-		return executor{h, s}.serveV5(w, req, argv, opts)
+		return executor{h, s, container}.serveV5(w, req, argv, opts)
 	}
-	remotecommand.ServeExec(w, req, executor{h, s}, s.Name, string(s.UID), "", argv, opts, streamIdle,
+	remotecommand.ServeExec(w, req, executor{h, s, container}, s.Name, string(s.UID), "", argv, opts, streamIdle,
 		remotecommand.DefaultStreamCreationTimeout, remotecommand.SupportedStreamingProtocols)
 	return nil
 }
 
-// executor is a remotecommand.Executor for one sandbox.
+// executor is a remotecommand.Executor for one container of a sandbox.
 type executor struct {
 	*host
-	s *agents.Sandbox
+	s         *agents.Sandbox
+	container string
 }
 
 func (x executor) ExecInContainer(ctx context.Context, _, _, _ string, argv []string, in io.Reader, out, errOut io.WriteCloser,
 	tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration,
 ) error {
-	c := Command{Argv: argv, Stdin: in, Stdout: io.Discard, Stderr: io.Discard, Terminal: tty}
+	c := Command{Container: x.container, Argv: argv, Stdin: in, Stdout: io.Discard, Stderr: io.Discard, Terminal: tty}
 	if out != nil {
 		c.Stdout = out
 	}
@@ -119,7 +121,7 @@ func (x executor) serveV5(w http.ResponseWriter, req *http.Request, argv []strin
 		return nil // the client has its response
 	}
 	defer func() { _ = conn.Close() }()
-	c := Command{Argv: argv, Stdout: streams[remotecommand.StreamStdOut], Stderr: streams[remotecommand.StreamStdErr], Terminal: opts.TTY}
+	c := Command{Container: x.container, Argv: argv, Stdout: streams[remotecommand.StreamStdOut], Stderr: streams[remotecommand.StreamStdErr], Terminal: opts.TTY}
 	if opts.Stdin {
 		c.Stdin = streams[remotecommand.StreamStdIn]
 	}

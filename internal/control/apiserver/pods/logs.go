@@ -26,7 +26,7 @@ type logOptions struct {
 func readLogOptions(q url.Values, now time.Time) (o logOptions, err error) {
 	o = logOptions{follow: isTrue(q, "follow"), timestamps: isTrue(q, "timestamps"), tail: -1, limit: -1}
 	if isTrue(q, "previous") {
-		return o, apierrors.NewBadRequest("previous: is not kept; a sandbox has one container, which is not started again")
+		return o, apierrors.NewBadRequest("previous: is not kept apart; the log has the output of all runs")
 	}
 	number := func(name string, least int64, to *int64) {
 		text := q.Get(name)
@@ -74,11 +74,12 @@ func (h *host) logs(s *agents.Sandbox, w http.ResponseWriter, req *http.Request)
 	if err != nil {
 		return err
 	}
-	if err := checkContainer(s, q.Get("container")); err != nil {
+	container, err := checkContainer(s, q.Get("container"))
+	if err != nil {
 		return err
 	}
 	ctx := req.Context()
-	kept, err := h.keptLines(ctx, s)
+	kept, err := h.keptLines(ctx, s, container)
 	if err != nil {
 		return err
 	}
@@ -95,13 +96,13 @@ func (h *host) logs(s *agents.Sandbox, w http.ResponseWriter, req *http.Request)
 	}
 	_ = http.NewResponseController(w).Flush() // a client that has gone is noticed by the next write
 	if o.follow {
-		_ = h.follow(ctx, s, kept, p) // the response has begun, so no error can be sent
+		_ = h.follow(ctx, s, container, kept, p) // the response has begun, so no error can be sent
 	}
 	return nil
 }
 
-func (h *host) keptLines(ctx context.Context, s *agents.Sandbox) (lines []logLine, err error) {
-	err = h.Logs(ctx, s, false, func(at time.Time, text string) error {
+func (h *host) keptLines(ctx context.Context, s *agents.Sandbox, container string) (lines []logLine, err error) {
+	err = h.Logs(ctx, s, container, false, func(at time.Time, text string) error {
 		lines = append(lines, logLine{at, text})
 		return nil
 	})
@@ -109,9 +110,9 @@ func (h *host) keptLines(ctx context.Context, s *agents.Sandbox) (lines []logLin
 }
 
 // follow prints the lines after those in kept. The sandbox first repeats those that it still keeps.
-func (h *host) follow(ctx context.Context, s *agents.Sandbox, kept []logLine, p *logPrinter) error {
+func (h *host) follow(ctx context.Context, s *agents.Sandbox, container string, kept []logLine, p *logPrinter) error {
 	next := -1 // index in kept of the next line
-	return h.Logs(ctx, s, true, func(at time.Time, text string) error {
+	return h.Logs(ctx, s, container, true, func(at time.Time, text string) error {
 		if next < 0 {
 			next = slices.IndexFunc(kept, func(x logLine) bool { return x.at.Equal(at) && x.text == text })
 			if next < 0 {

@@ -181,17 +181,38 @@ func podStatus(s *agents.Sandbox) corev1.PodStatus {
 		Type: corev1.PodReady, Status: cmp.Or(corev1.ConditionStatus(isReady.Status), corev1.ConditionFalse), Reason: isReady.Reason,
 		Message: isReady.Message, LastTransitionTime: isReady.LastTransitionTime,
 	}}
+	status.ContainerStatuses = containerStatuses(s, phase, isReady)
+	return status
+}
+
+func containerStatuses(s *agents.Sandbox, phase sandbox.Phase, isReady metav1.Condition) (all []corev1.ContainerStatus) {
 	running := phase == sandbox.Running
-	for _, c := range s.Spec.PodTemplate.Spec.Containers {
+	for i, c := range s.Spec.PodTemplate.Spec.Containers {
 		cs := corev1.ContainerStatus{Name: c.Name, Image: c.Image, Ready: running, Started: &running}
-		if running {
+		if seen := seenOf(s, c.Name); i > 0 && seen != nil && (running || phase == sandbox.Starting) {
+			cs.Ready, cs.RestartCount, cs.ImageID, cs.State, cs.LastTerminationState = seen.Ready, seen.RestartCount, seen.Image, seen.State, seen.LastState
+			cs.Started = new(seen.State.Running != nil)
+		} else if running {
 			cs.State.Running = &corev1.ContainerStateRunning{StartedAt: isReady.LastTransitionTime}
 		} else {
 			cs.State.Waiting = &corev1.ContainerStateWaiting{Reason: string(phase), Message: isReady.Message}
 		}
-		status.ContainerStatuses = append(status.ContainerStatuses, cs)
+		all = append(all, cs)
 	}
-	return status
+	return all
+}
+
+// seenOf is the reported state of a container besides the first; nil if there is none.
+func seenOf(s *agents.Sandbox, name string) *agents.ContainerStatus {
+	if s.Status.Barchan == nil {
+		return nil
+	}
+	for i := range s.Status.Barchan.Containers {
+		if c := &s.Status.Barchan.Containers[i]; c.Name == name {
+			return c
+		}
+	}
+	return nil
 }
 
 // podPhase returns the phase that clients act on: kubectl forwards ports of running Pods only, and

@@ -27,6 +27,8 @@ const streamIdle = 4 * time.Hour
 
 // Command is a command to run in a sandbox, with its streams.
 type Command struct {
+	// Container is where it runs; empty: in the first one.
+	Container      string
 	Argv           []string
 	Stdin          io.Reader // nil: none
 	Stdout, Stderr io.Writer // a terminal writes only to Stdout
@@ -45,8 +47,8 @@ type Runtime interface {
 	Ready(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, error)
 	// Exec runs a command to its end and returns its exit code. When ctx ends, so does the command.
 	Exec(ctx context.Context, s *agents.Sandbox, c Command) (exitCode int, err error)
-	// Logs calls each for every kept line, and for all later ones if it is to follow.
-	Logs(ctx context.Context, s *agents.Sandbox, follow bool, each func(at time.Time, line string) error) error
+	// Logs calls each for every kept line of a container, the first one if empty, and for all later ones if it is to follow.
+	Logs(ctx context.Context, s *agents.Sandbox, container string, follow bool, each func(at time.Time, line string) error) error
 	// Dial connects to a port of the sandbox, also one of its loopback.
 	Dial(ctx context.Context, s *agents.Sandbox, port uint16) (net.Conn, error)
 }
@@ -133,25 +135,29 @@ func isTrue(q url.Values, name string) bool {
 	return b
 }
 
-// checkContainer refuses a container that the sandbox does not have.
-func checkContainer(s *agents.Sandbox, name string) error {
+// checkContainer returns the name of a container besides the first, or empty for that. It refuses one that the sandbox does
+// not have.
+func checkContainer(s *agents.Sandbox, name string) (other string, err error) {
 	if name == "" {
-		return nil
+		return "", nil
 	}
 	var names []string
-	for _, c := range s.Spec.PodTemplate.Spec.Containers {
+	for i, c := range s.Spec.PodTemplate.Spec.Containers {
+		if name == c.Name && i == 0 {
+			return "", nil
+		}
 		if name == c.Name {
-			return nil
+			return name, nil
 		}
 		names = append(names, c.Name)
 	}
 	for _, c := range s.Spec.PodTemplate.Spec.InitContainers {
 		if name == c.Name {
-			return apierrors.NewBadRequest(fmt.Sprintf("container: %q is an init container, of which nothing is kept; terminationMessagePolicy FallbackToLogsOnError "+
+			return "", apierrors.NewBadRequest(fmt.Sprintf("container: %q is an init container, of which nothing is kept; terminationMessagePolicy FallbackToLogsOnError "+
 				"puts the end of its output into the condition Ready when it fails", name))
 		}
 	}
-	return apierrors.NewBadRequest(fmt.Sprintf("container: %q is not in pod %s; it has %q", name, s.Name, names))
+	return "", apierrors.NewBadRequest(fmt.Sprintf("container: %q is not in pod %s; it has %q", name, s.Name, names))
 }
 
 // cuttable is a response whose connection, once hijacked, is closed when ctx ends, and cancels

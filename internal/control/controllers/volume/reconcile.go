@@ -64,7 +64,7 @@ func (r *reconciler) keep(ctx context.Context, v *barchan.Volume) (reconcile.Res
 		}
 	}
 	if v.Status.Phase != barchan.VolumeReady {
-		return reconcile.Result{RequeueAfter: retryMost}, nil
+		return reconcile.Result{RequeueAfter: retryOf(v)}, nil
 	}
 	users, err := r.Objects.Mounting(ctx, client.ObjectKeyFromObject(v))
 	if err != nil {
@@ -72,6 +72,12 @@ func (r *reconciler) keep(ctx context.Context, v *barchan.Volume) (reconcile.Res
 	}
 	status := v.Status.DeepCopy()
 	status.Sandboxes = int32(len(users)) //nolint:gosec // a machine has fewer
+	if isRemote(v) {
+		if err := r.attach(ctx, v, status); err != nil {
+			return reconcile.Result{}, err
+		}
+		return reconcile.Result{RequeueAfter: remoteEvery}, r.writeStatus(ctx, v, status)
+	}
 	wait, err := r.measure(ctx, v, status)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -112,7 +118,12 @@ func (r *reconciler) admit(ctx context.Context, v *barchan.Volume) error {
 		setReady(v, status, metav1.ConditionFalse, barchan.ReasonQuota, refused)
 		return r.writeStatus(ctx, v, status)
 	case status.Phase != barchan.VolumeReady:
-		if err := r.Runner.Make(ctx, refOf(v)); err != nil {
+		if isRemote(v) {
+			status.Phase = barchan.VolumePending
+			if err := r.attach(ctx, v, status); err != nil || !meta.IsStatusConditionTrue(status.Conditions, barchan.ConditionReady) {
+				return errors.Join(err, r.writeStatus(ctx, v, status))
+			}
+		} else if err := r.Runner.Make(ctx, refOf(v), v.Spec.Capacity.Value(), nil); err != nil {
 			status.Phase = barchan.VolumePending
 			setReady(v, status, metav1.ConditionFalse, barchan.ReasonWaiting, errs.Text(err))
 			return errors.Join(err, r.writeStatus(ctx, v, status))
@@ -211,6 +222,9 @@ func (r *reconciler) remove(ctx context.Context, v *barchan.Volume) (reconcile.R
 	if err := r.Runner.Remove(ctx, refOf(v)); errors.Is(err, errs.ErrConflict) {
 		return reconcile.Result{RequeueAfter: retryFirst}, nil // the node has not removed a sandbox yet
 	} else if err != nil {
+		return reconcile.Result{}, err
+	}
+	if err := r.dropSecret(ctx, v); err != nil {
 		return reconcile.Result{}, err
 	}
 	r.forget(v)

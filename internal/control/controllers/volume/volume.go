@@ -42,13 +42,17 @@ const (
 	// at most a twentieth of the time.
 	measureEvery = 5 * time.Second
 	measureShare = 20
+	// remoteEvery is the time between two checks of a volume that is elsewhere.
+	remoteEvery = 5 * time.Second
 	// soon is how long after an upload a volume is measured.
 	soon = time.Second
 )
 
 // Runner keeps the files of volumes; package volumes of the node implements it. All methods are idempotent.
 type Runner interface {
-	Make(ctx context.Context, v volumetree.Ref) error
+	// Make makes a volume of a capacity in bytes, and mounts the files that are elsewhere: again if they are lost. A
+	// volumetree.RemoteError says why they cannot be reached.
+	Make(ctx context.Context, v volumetree.Ref, capacity int64, at *volumetree.Remote) error
 	// Remove removes a volume's files; an errs.ErrConflict names the sandboxes that mount it on the node.
 	Remove(ctx context.Context, v volumetree.Ref) error
 	// Measure counts a volume's files, and takes note of its capacity in bytes.

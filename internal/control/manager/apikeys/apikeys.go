@@ -30,6 +30,8 @@ import (
 const (
 	maxKey     = 256
 	maxKeyName = 200
+	// maxKeys is how many a namespace may have.
+	maxKeys = 1000
 )
 
 // freshFor is how long the cache may lack a key that was made here.
@@ -56,6 +58,8 @@ type Store struct {
 	Cache   Cache
 	Log     *slog.Logger
 
+	uses uses
+
 	mu sync.Mutex
 	// fresh holds keys made here that the cache may lack, by hash.
 	fresh map[string]freshKey // +checklocks:mu
@@ -73,6 +77,8 @@ type Identity struct {
 	Namespace string
 	// Key is the name of the key's object.
 	Key string
+	// Scope is what the sender may do. The zero value is barchan.ScopeAdmin.
+	Scope barchan.KeyScope
 	// ExpiresAt is when the key ends; nil: never.
 	ExpiresAt *time.Time
 }
@@ -82,13 +88,16 @@ type Key struct {
 	// ID is the object's UID, Prefix the start of the secret.
 	ID, Namespace, Name, Description, Prefix string
 
+	Scope     barchan.KeyScope
 	CreatedAt time.Time
-	ExpiresAt *time.Time
+	// LastUsedAt is exact to an hour; nil: never.
+	ExpiresAt, LastUsedAt *time.Time
 }
 
-var errKey = errs.Public(errs.ErrUnauthenticated, "the API key is unknown, revoked or expired; make one with: barchan key create")
+var errKey = errs.Public(errs.ErrUnauthenticated, "the API key is unknown or revoked; make one with: barchan key create")
 
-// Authenticate returns the identity of a key's holder. Every failure is the same errs.ErrUnauthenticated.
+// Authenticate returns the identity of a key's holder. A failure is an errs.ErrUnauthenticated, whose text tells the holder of
+// an expired key so.
 func (st *Store) Authenticate(ctx context.Context, secret string) (Identity, error) {
 	if secret == "" || len(secret) > maxKey {
 		return Identity{}, errKey
@@ -104,10 +113,14 @@ func (st *Store) Authenticate(ctx context.Context, secret string) (Identity, err
 	if err != nil {
 		return Identity{}, fmt.Errorf("look up API key: %w", err)
 	}
-	if subtle.ConstantTimeCompare([]byte(k.Spec.SHA256), []byte(hash)) != 1 || !valid(k) {
+	if subtle.ConstantTimeCompare([]byte(k.Spec.SHA256), []byte(hash)) != 1 || k.DeletionTimestamp != nil {
 		return Identity{}, errKey
 	}
-	return Identity{Namespace: k.Namespace, Key: k.Name, ExpiresAt: view(k).ExpiresAt}, nil
+	if !valid(k) {
+		return Identity{}, errs.Public(errs.ErrUnauthenticated, fmt.Sprintf("the API key expired at %s; make another with: barchan key create", k.Spec.ExpiresAt.UTC().Format(time.RFC3339)))
+	}
+	st.uses.note(k)
+	return Identity{Namespace: k.Namespace, Key: k.Name, Scope: k.Spec.Scope.OrAdmin(), ExpiresAt: expiry(k)}, nil
 }
 
 // valid reports whether a key is neither expired nor revoked.
@@ -130,20 +143,26 @@ func (st *Store) freshKey(ctx context.Context, hash string) (*barchan.APIKey, er
 	return k, nil
 }
 
-// Create makes a key for the tenant of maker. Only this call returns the secret. The key ends no later than the
-// maker's; nil expires at the same time.
-func (st *Store) Create(ctx context.Context, maker Identity, description string, expires *time.Time) (_ Key, secret string, err error) {
-	description = strings.TrimSpace(description)
+// New is a key to make.
+type New struct {
+	Description string
+	// ExpiresAt is not later than the maker's; nil: the maker's.
+	ExpiresAt *time.Time
+	// Scope is one that the maker hands out; empty: the highest of those.
+	Scope barchan.KeyScope
+}
+
+// Create makes a key for the tenant of maker. Only this call returns the secret.
+func (st *Store) Create(ctx context.Context, maker Identity, key New) (_ Key, secret string, err error) {
+	description, expires := strings.TrimSpace(key.Description), key.ExpiresAt
 	if expires == nil {
 		expires = maker.ExpiresAt
 	}
-	switch {
-	case description == "" || len(description) > maxKeyName:
-		return Key{}, "", apistatus.Refuse(errs.ErrInvalid, "name: must have from 1 to %d characters", maxKeyName)
-	case expires != nil && !expires.After(time.Now()):
-		return Key{}, "", apistatus.Refuse(errs.ErrInvalid, "expiresAt: must lie in the future")
-	case maker.ExpiresAt != nil && expires.After(*maker.ExpiresAt):
-		return Key{}, "", apistatus.Refuse(errs.ErrInvalid, "expiresAt: must not be later than %s, when the key ends that makes this one", maker.ExpiresAt.Format(time.RFC3339))
+	if key.Scope == "" && maker.Scope == barchan.ScopeManage {
+		key.Scope = barchan.ScopeUse
+	}
+	if err := st.checkNew(ctx, maker, New{description, expires, key.Scope}); err != nil {
+		return Key{}, "", err
 	}
 	secret = barchan.NewKeySecret()
 	k := &barchan.APIKey{
@@ -153,6 +172,7 @@ func (st *Store) Create(ctx context.Context, maker Identity, description string,
 		},
 		Spec: barchan.NewAPIKeySpec(secret, description),
 	}
+	k.Spec.Scope = key.Scope.OrAdmin()
 	if expires != nil {
 		k.Spec.ExpiresAt = new(metav1.NewTime(*expires))
 	}
@@ -162,6 +182,30 @@ func (st *Store) Create(ctx context.Context, maker Identity, description string,
 	st.addFresh(k)
 	st.Log.InfoContext(ctx, "API key created", telemetry.Namespace, k.Namespace, telemetry.Name, k.Name)
 	return view(k), secret, nil
+}
+
+// checkNew refuses a key that maker may not make, or that is one too many.
+func (st *Store) checkNew(ctx context.Context, maker Identity, key New) error {
+	switch {
+	case key.Scope != "" && !key.Scope.Known():
+		return apistatus.Refuse(errs.ErrInvalid, "scope: must be one of %v", barchan.KeyScopes())
+	case !maker.Scope.Hands(key.Scope):
+		return refuseScope(maker, key.Scope)
+	case key.Description == "" || len(key.Description) > maxKeyName:
+		return apistatus.Refuse(errs.ErrInvalid, "name: must have from 1 to %d characters", maxKeyName)
+	case key.ExpiresAt != nil && !key.ExpiresAt.After(time.Now()):
+		return apistatus.Refuse(errs.ErrInvalid, "expiresAt: must lie in the future")
+	case maker.ExpiresAt != nil && key.ExpiresAt.After(*maker.ExpiresAt):
+		return apistatus.Refuse(errs.ErrInvalid, "expiresAt: must not be later than %s, when the key ends that makes this one", maker.ExpiresAt.Format(time.RFC3339))
+	}
+	have, err := st.Cache.APIKeys(ctx, maker.Namespace)
+	if err != nil {
+		return fmt.Errorf("list API keys: %w", err)
+	}
+	if len(have) >= maxKeys {
+		return apistatus.Refuse(errs.ErrExhausted, "quota of the namespace: at most %d API keys; delete some", maxKeys)
+	}
+	return nil
 }
 
 func (st *Store) addFresh(k *barchan.APIKey) {
@@ -190,35 +234,86 @@ func (st *Store) List(ctx context.Context, namespace string) ([]Key, error) {
 	return keys, nil
 }
 
-// Delete revokes a tenant's key, given its ID or its object's name.
-func (st *Store) Delete(ctx context.Context, namespace, id string) error {
-	list, err := st.Cache.APIKeys(ctx, namespace)
+// refuseScope is the answer to a key that may not make, change or delete keys of a scope.
+func refuseScope(maker Identity, scope barchan.KeyScope) error {
+	return apistatus.Refuse(errs.ErrForbidden, "this API key has the scope %s, and keys of scope %s are made, changed and deleted by one of scope %s", maker.Scope, scope.OrAdmin(), barchan.ScopeAdmin)
+}
+
+// find returns a key that maker may change, given its ID or its object's name.
+func (st *Store) find(ctx context.Context, maker Identity, id string) (*barchan.APIKey, error) {
+	list, err := st.Cache.APIKeys(ctx, maker.Namespace)
 	if err != nil {
-		return fmt.Errorf("list API keys: %w", err)
+		return nil, fmt.Errorf("list API keys: %w", err)
 	}
 	i := slices.IndexFunc(list, func(k barchan.APIKey) bool { return id != "" && (string(k.UID) == id || k.Name == id) })
 	if i < 0 || list[i].DeletionTimestamp != nil {
-		return apistatus.Refuse(errs.ErrNotFound, "API key %q not found", id)
+		return nil, noKey(id)
 	}
-	k := &list[i]
+	if !maker.Scope.Hands(list[i].Spec.Scope.OrAdmin()) {
+		return nil, refuseScope(maker, list[i].Spec.Scope)
+	}
+	return &list[i], nil
+}
+
+func noKey(id string) error { return apistatus.Refuse(errs.ErrNotFound, "API key %q not found", id) }
+
+// Rename gives a tenant's key another description.
+func (st *Store) Rename(ctx context.Context, maker Identity, id, description string) error {
+	if description = strings.TrimSpace(description); description == "" || len(description) > maxKeyName {
+		return apistatus.Refuse(errs.ErrInvalid, "name: must have from 1 to %d characters", maxKeyName)
+	}
+	cached, err := st.find(ctx, maker, id)
+	if err != nil {
+		return err
+	}
+	k := &barchan.APIKey{}
+	if err = st.Objects.Get(ctx, client.ObjectKeyFromObject(cached), k); err == nil {
+		if k.UID != cached.UID {
+			return noKey(id)
+		}
+		k.Spec.Description = description
+		err = st.Objects.Update(ctx, k)
+	}
+	if errors.Is(apistatus.Kind(err), errs.ErrNotFound) {
+		return noKey(id)
+	}
+	if err != nil {
+		return apistatus.From("rename API key", err)
+	}
+	return nil
+}
+
+// Delete revokes a tenant's key.
+func (st *Store) Delete(ctx context.Context, maker Identity, id string) error {
+	k, err := st.find(ctx, maker, id)
+	if err != nil {
+		return err
+	}
 	err = st.Objects.Delete(ctx, k, client.Preconditions{UID: &k.UID})
 	if kind := apistatus.Kind(err); errors.Is(kind, errs.ErrNotFound) || errors.Is(kind, errs.ErrConflict) {
-		return apistatus.Refuse(errs.ErrNotFound, "API key %q not found", id)
+		return noKey(id)
 	}
 	if err != nil {
 		return apistatus.From("delete API key", err)
 	}
-	st.Log.InfoContext(ctx, "API key deleted", telemetry.Namespace, namespace, telemetry.Name, k.Name)
+	st.Log.InfoContext(ctx, "API key deleted", telemetry.Namespace, maker.Namespace, telemetry.Name, k.Name)
 	return nil
 }
 
 func view(k *barchan.APIKey) Key {
 	v := Key{
-		ID: string(k.UID), Namespace: k.Namespace, Name: k.Name,
-		Description: k.Spec.Description, Prefix: k.Spec.Prefix, CreatedAt: barchan.CreatedAt(k),
+		ID: string(k.UID), Namespace: k.Namespace, Name: k.Name, Scope: k.Spec.Scope.OrAdmin(),
+		Description: k.Spec.Description, Prefix: k.Spec.Prefix, CreatedAt: barchan.CreatedAt(k), ExpiresAt: expiry(k),
 	}
-	if k.Spec.ExpiresAt != nil {
-		v.ExpiresAt = new(k.Spec.ExpiresAt.UTC())
+	if k.Status.LastUsedAt != nil {
+		v.LastUsedAt = new(k.Status.LastUsedAt.UTC())
 	}
 	return v
+}
+
+func expiry(k *barchan.APIKey) *time.Time {
+	if k.Spec.ExpiresAt == nil {
+		return nil
+	}
+	return new(k.Spec.ExpiresAt.UTC())
 }

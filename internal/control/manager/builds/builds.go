@@ -60,6 +60,7 @@ type Service struct {
 	Log       *slog.Logger
 	// UploadKey signs the URLs of uploads.
 	UploadKey []byte
+	ECR       ECR
 	// Gate refuses new builds while the server is degraded. Nil: never.
 	Gate *health.Gate
 }

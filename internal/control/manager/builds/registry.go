@@ -34,11 +34,15 @@ type Registry struct {
 	Username           string `json:"username"`
 	Password           string `json:"password"`
 	ServiceAccountJSON string `json:"serviceAccountJson"`
+	// AccessKeyID, SecretAccessKey and Region are of type aws.
+	AccessKeyID     string `json:"awsAccessKeyId"`
+	SecretAccessKey string `json:"awsSecretAccessKey"` //nolint:gosec // the field's name is E2B's
+	Region          string `json:"awsRegion"`
 }
 
-// account returns the name and password by which a registry is reached. An error names the field, and has neither.
-func (r *Registry) account() (username, password string, err error) {
-	const field = "fromImageRegistry."
+// account returns the name and password by which a registry is reached; at begins the names of fields. An error names the field, and has neither.
+func (r *Registry) account(at string) (username, password string, err error) {
+	field := at + "fromImageRegistry."
 	refuse := func(name, format string, args ...any) error {
 		return apistatus.Refuse(errs.ErrInvalid, field+name+": "+format, args...)
 	}
@@ -61,34 +65,70 @@ func (r *Registry) account() (username, password string, err error) {
 			return "", "", refuse("serviceAccountJson", "is no key of a service account, as JSON")
 		}
 		return "_json_key", r.ServiceAccountJSON, nil // as Google's registries have it
-	case registryAmazon:
-		return "", "", refuse("type", "aws is not supported; use registry with the user AWS and the password that `aws ecr get-login-password` prints")
 	default:
 		return "", "", refuse("type", "%.80q is none of registry, gcp and aws", r.Type)
 	}
 }
 
-// withCredentials keeps the credentials for a build's image as a Secret of its namespace, and has the build and its stages name it.
-// It has them for that image's registry alone.
-func (s *Service) withCredentials(ctx context.Context, b *barchan.TemplateBuild, r *Registry) error {
+// dockerConfig is what a Secret of credentials has.
+type dockerConfig struct {
+	Auths map[string]dockerAuth `json:"auths"`
+}
+
+type dockerAuth struct {
+	Username string `json:"username"`
+	Password string `json:"password"` //nolint:gosec // the field's name is Docker's
+}
+
+// credentials returns those of a build's images: of the build for its whole registry, of a stage for its image alone.
+func credentials(what *Instructions) (dockerConfig, error) {
+	c := dockerConfig{Auths: map[string]dockerAuth{}}
+	if err := c.add("", what.FromImage, what.Registry, reference.Domain); err != nil {
+		return c, err
+	}
+	for i := range what.Stages {
+		stage := &what.Stages[i]
+		if err := c.add(fmt.Sprintf("stages[%d].", i), stage.FromImage, stage.Registry, reference.Named.Name); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// add adds the credentials of an image under a part of its name.
+func (c *dockerConfig) add(at, image string, r *Registry, part func(reference.Named) string) error {
 	if r == nil {
 		return nil
 	}
-	username, password, err := r.account()
+	username, password, err := r.account(at)
 	if err != nil {
 		return err
 	}
-	from := b.Spec.From
-	if from.Image == "" {
-		return apistatus.Refuse(errs.ErrInvalid, "fromImageRegistry: is for fromImage")
+	if image == "" {
+		return apistatus.Refuse(errs.ErrInvalid, "%sfromImageRegistry: is for fromImage", at)
 	}
-	named, err := reference.ParseNormalizedNamed(from.Image)
+	named, err := reference.ParseNormalizedNamed(image)
 	if err != nil {
-		return apistatus.Refuse(errs.ErrInvalid, "fromImage: %.200q is not an image's name", from.Image)
+		return apistatus.Refuse(errs.ErrInvalid, "%sfromImage: %.200q is not an image's name", at, image)
 	}
-	text, err := json.Marshal(map[string]any{"auths": map[string]any{
-		reference.Domain(named): map[string]string{"username": username, "password": password},
-	}})
+	auth := dockerAuth{username, password}
+	if other, has := c.Auths[part(named)]; has && other != auth {
+		return apistatus.Refuse(errs.ErrInvalid, "%sfromImageRegistry: differs from that of an earlier stage with the same image", at)
+	}
+	c.Auths[part(named)] = auth
+	return nil
+}
+
+// withCredentials keeps the credentials for the images of a build and its stages as a Secret of its namespace, and has them name it.
+func (s *Service) withCredentials(ctx context.Context, b *barchan.TemplateBuild, what *Instructions) error {
+	if err := s.ECR.exchange(ctx, what); err != nil {
+		return err
+	}
+	config, err := credentials(what)
+	if err != nil || len(config.Auths) == 0 {
+		return err
+	}
+	text, err := json.Marshal(config)
 	if err != nil {
 		return fmt.Errorf("encode credentials of build %s: %w", b.Name, err)
 	}
@@ -114,10 +154,13 @@ func (s *Service) withCredentials(ctx context.Context, b *barchan.TemplateBuild,
 		return apistatus.From("keep the credentials of build "+b.Name, err)
 	}
 	failpoint.Reach("templatebuild/credentials")
-	from.ImagePullSecrets = []corev1.LocalObjectReference{{Name: secret.Name}}
+	secrets := []corev1.LocalObjectReference{{Name: secret.Name}}
+	if b.Spec.From.Image != "" {
+		b.Spec.From.ImagePullSecrets = secrets
+	}
 	for i := range b.Spec.Stages {
 		if stage := &b.Spec.Stages[i]; stage.From.Image != "" {
-			stage.From.ImagePullSecrets = slices.Clone(from.ImagePullSecrets)
+			stage.From.ImagePullSecrets = slices.Clone(secrets)
 		}
 	}
 	return nil

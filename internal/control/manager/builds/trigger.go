@@ -65,7 +65,7 @@ func (s *Service) Upload(ctx context.Context, path string, size int64, archive i
 type Instructions struct {
 	// FromImage or FromTemplate is what it starts from.
 	FromImage, FromTemplate string
-	// Registry are credentials for images of FromImage's registry; nil: none.
+	// Registry are credentials for FromImage, and for images of stages in its registry; nil: none.
 	Registry *Registry
 	Stages   []Stage
 	Steps    []Step
@@ -80,7 +80,9 @@ type Instructions struct {
 type Stage struct {
 	Name                    string
 	FromImage, FromTemplate string
-	Steps                   []Step
+	// Registry are credentials for FromImage; nil: those of the build, if its registry is the same.
+	Registry *Registry
+	Steps    []Step
 }
 
 // Step is one instruction.
@@ -149,7 +151,7 @@ func (s *Service) keepSecrets(ctx context.Context, b *barchan.TemplateBuild, wha
 	if err := s.Files.SetSecrets(b.UID, what.Secrets); err != nil {
 		return err
 	}
-	err := s.withCredentials(ctx, b, what.Registry)
+	err := s.withCredentials(ctx, b, what)
 	if err != nil && len(what.Secrets) > 0 {
 		s.Files.DropSecrets(b.UID)
 	}

@@ -54,6 +54,8 @@ type Creator struct {
 	StartTimeout, BindTimeout time.Duration
 	// ForkSecrets allows every start from memory with the variables of a SandboxClaim.
 	ForkSecrets bool
+	// Hasher hashes idempotency keys.
+	Hasher idempotency.Hasher
 
 	inFlight idempotency.Group
 }
@@ -105,7 +107,7 @@ const MaxQueueTimeout = 24 * time.Hour
 // another request is an [idempotency.ErrKeyReused]. It then continues even if ctx is done.
 func (cr *Creator) Create(ctx context.Context, req Request) (_ sandboxes.Sandbox, err error) {
 	start := time.Now()
-	defer func() { cr.Sandboxes.Observe("create", start, err) }()
+	defer func() { cr.Sandboxes.Observe(ctx, "create", start, err) }()
 	if err := cr.check(&req); err != nil {
 		return sandboxes.Sandbox{}, err
 	}
@@ -201,7 +203,7 @@ func (cr *Creator) obtain(ctx context.Context, c *createOp) (_ *agents.Sandbox, 
 func (cr *Creator) createOnce(ctx context.Context, c *createOp) (_ *agents.Sandbox, err error) {
 	rest := *c.Request
 	rest.IdempotencyKey = ""
-	if c.digest, err = idempotency.Of(c.IdempotencyKey, &rest); err != nil {
+	if c.digest, err = cr.Hasher.Of(c.Namespace, c.IdempotencyKey, &rest); err != nil {
 		return nil, err
 	}
 	return cr.inFlight.Do(ctx, c.Namespace, c.digest, func() (*agents.Sandbox, error) {
@@ -250,7 +252,7 @@ func (cr *Creator) reuse(ctx context.Context, c *createOp, key types.NamespacedN
 	if made, err := c.digest.Made(s); err != nil || !made {
 		return nil, err
 	}
-	if s.Annotations[idempotency.AnnotationPending] != "" {
+	if s.Annotations[pool.AnnotationPending] != "" {
 		if s, err = cr.complete(ctx, c, s); s == nil || err != nil {
 			return nil, err
 		}

@@ -64,7 +64,7 @@ func (cr *Creator) Fork(ctx context.Context, req ForkRequest) ([]Forked, error) 
 // calls are serial and end before ForkEach returns; there is none before an error.
 func (cr *Creator) ForkEach(ctx context.Context, req ForkRequest, each func(n int, one Forked)) (err error) {
 	start := time.Now()
-	defer func() { cr.Sandboxes.Observe("fork", start, err) }()
+	defer func() { cr.Sandboxes.Observe(ctx, "fork", start, err) }()
 	s, err := cr.forkable(ctx, &req)
 	if err != nil {
 		return err

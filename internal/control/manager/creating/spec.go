@@ -43,8 +43,8 @@ func (c *createOp) New(t claiming.Template) *agents.Sandbox {
 	s.Name = nameLike(t.Name)
 	if c.digest != (idempotency.Digest{}) {
 		s.Name = c.digest.Name(c.try)
-		s.Annotations[idempotency.AnnotationPending] = "true"
 	}
+	s.Annotations[pool.AnnotationPending] = "true"
 	if c.origin != nil {
 		c.origin.apply(s)
 	}
@@ -98,6 +98,15 @@ func (c *createOp) barchanSpec(template *agents.BarchanSpec) *agents.BarchanSpec
 	b.Access.MaskRequestHost = cmp.Or(req.MaskRequestHost, b.Access.MaskRequestHost)
 	b.Network = cmp.Or(req.Network.DeepCopy(), b.Network)
 	return b
+}
+
+// checkAccess refuses an open agent where the template, or a snapshot's sandbox, closes traffic: any client could run
+// commands there, and so reach what is closed.
+func (c *createOp) checkAccess(from *agents.BarchanSpec) error {
+	if c.Secure || c.PublicTraffic != nil || from.Access == nil || from.Access.PublicTraffic == nil || *from.Access.PublicTraffic {
+		return nil
+	}
+	return apistatus.Refuse(errs.ErrInvalid, "secure: false is refused, because the traffic of %q is not public; leave secure out", c.Template)
 }
 
 func checkEnv(env map[string]string) error {
@@ -169,7 +178,7 @@ func (cr *Creator) from(ctx context.Context, c *createOp, snap *barchan.Checkpoi
 	if err := cr.mayShare(o, &policies, c.AllowSecrets, fmt.Sprintf("snapshot %q", snap.SnapshotID())); err != nil {
 		return err
 	}
-	if err := errors.Join(cr.checkVolumes(ctx, c.Namespace, &blueprint), c.checkMountable(&blueprint, &o.restore)); err != nil {
+	if err := errors.Join(c.checkAccess(&policies), cr.checkVolumes(ctx, c.Namespace, &blueprint), c.checkMountable(&blueprint, &o.restore)); err != nil {
 		return err
 	}
 	name, _ := snap.SnapshotName()

@@ -18,6 +18,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
@@ -121,12 +122,18 @@ func (c *createOp) Resolved(t claiming.Template, err error) error {
 	if errors.Is(err, errs.ErrNotFound) || (err == nil && !templates.Usable(t.SandboxTemplate, c.Namespace)) {
 		return templates.NotFound(c.Template)
 	}
-	if err != nil || len(c.mounts) == 0 {
+	if err != nil {
 		return nil //nolint:nilerr // the caller has the error
 	}
 	var restore *agents.RestoreSource
 	if b := t.Spec.Barchan; b != nil && b.Sandbox != nil {
+		if err := c.checkAccess(b.Sandbox); err != nil {
+			return err
+		}
 		restore = b.Sandbox.Restore
+	}
+	if len(c.mounts) == 0 {
+		return nil
 	}
 	return c.checkMountable(&t.Spec.SandboxBlueprint, restore)
 }
@@ -149,7 +156,7 @@ func (cr *Creator) claimWarm(ctx context.Context, c *createOp) (*agents.Sandbox,
 	if errors.Is(err, picker.ErrNone) {
 		return nil, err
 	}
-	cr.Sandboxes.Observe("claim", c.start, err)
+	cr.Sandboxes.Observe(ctx, "claim", c.start, err)
 	if err != nil {
 		c.claim.Release()
 		return nil, err
@@ -212,7 +219,7 @@ func (cr *Creator) bind(ctx context.Context, c *createOp, s *agents.Sandbox) err
 // startCold starts a sandbox of the template as it is now, or of the checkpoint.
 func (cr *Creator) startCold(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
 	made, complete, err := cr.write(ctx, c)
-	cr.Sandboxes.Observe("claim", c.start, err)
+	cr.Sandboxes.Observe(ctx, "claim", c.start, err)
 	if err == nil && !complete {
 		made, err = cr.finish(ctx, made, c.Timeout)
 	}
@@ -337,8 +344,8 @@ func waitReason(ready *metav1.Condition) string {
 func (cr *Creator) setShutdownTime(ctx context.Context, ready *agents.Sandbox, timeout time.Duration) (*agents.Sandbox, error) {
 	end := sandboxes.Deadline(timeout)
 	set, err := cr.Sandboxes.Change(ctx, ready, func(s *agents.Sandbox) (changed bool, err error) {
-		_, changed = s.Annotations[idempotency.AnnotationPending]
-		delete(s.Annotations, idempotency.AnnotationPending)
+		_, changed = s.Annotations[pool.AnnotationPending]
+		delete(s.Annotations, pool.AnnotationPending)
 		was := s.Spec.ShutdownTime
 		if s.Spec.OperatingMode != agents.ModeSuspended && (was == nil || end.Sub(was.Time).Abs() > time.Second) {
 			s.Spec.ShutdownTime, changed = end, true

@@ -5,6 +5,7 @@ package idempotency
 
 import (
 	"context"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base32"
 	"encoding/hex"
@@ -21,12 +22,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
 )
 
-const (
-	// AnnotationBody is the hash of the request of a sandbox, beside [pool.AnnotationIdempotencyKey].
-	AnnotationBody = "barchan.dev/idempotency-body"
-	// AnnotationPending is "true" on a cold-started sandbox until its create is complete.
-	AnnotationPending = "barchan.dev/idempotency-pending"
-)
+// AnnotationBody is the hash of the request of a sandbox, beside [pool.AnnotationIdempotencyKey].
+const AnnotationBody = "barchan.dev/idempotency-body"
 
 // maxKey is in bytes.
 const maxKey = 255
@@ -47,27 +44,38 @@ func CheckKey(key string) error {
 	return nil
 }
 
-// Digest identifies a request by the hashes of its key and of its body. Zero is a request without a key.
-type Digest struct{ Key, Body string }
+// Hasher hashes with a secret: keys and bodies can be guessed, and everyone who reads a sandbox sees its annotations and name.
+type Hasher struct{ secret []byte }
 
-// Of returns the digest of a request.
-func Of(key string, request any) (Digest, error) {
+// NewHasher takes the secret that all replicas of the server have.
+func NewHasher(tokens *sandbox.Tokens) (Hasher, error) {
+	secret, err := tokens.Derive("idempotency")
+	return Hasher{secret}, err
+}
+
+// Digest identifies a request by the hashes of its key and of its body. Zero is a request without a key.
+type Digest struct{ Key, Body, name string }
+
+// Of returns the digest of a request of a namespace.
+func (h Hasher) Of(namespace, key string, request any) (Digest, error) {
 	body, err := json.Marshal(request) // sorts the keys of maps
 	if err != nil {
 		return Digest{}, fmt.Errorf("hash the request: %w", err)
 	}
-	return Digest{Key: hash([]byte(key)), Body: hash(body)}, nil
+	return Digest{Key: h.hash("key", namespace, key), Body: h.hash("body", namespace, string(body)), name: h.hash("name", namespace, key)}, nil
 }
 
-func hash(b []byte) string {
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
+// hash needs no lengths: neither a purpose nor a namespace has a zero byte.
+func (h Hasher) hash(purpose, namespace, text string) string {
+	mac := hmac.New(sha256.New, h.secret)
+	mac.Write([]byte(purpose + "\x00" + namespace + "\x00" + text))
+	return hex.EncodeToString(mac.Sum(nil))
 }
 
 // Name is the name of a request's cold-started sandbox, so that replicas create only one. Each try has its own,
 // because a dead sandbox may still have the name before.
 func (d Digest) Name(try int) string {
-	sum := sha256.Sum256([]byte(d.Key + "/" + strconv.Itoa(try)))
+	sum := sha256.Sum256([]byte(d.name + "/" + strconv.Itoa(try)))
 	return "once-" + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:15]))
 }
 

@@ -12,6 +12,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
@@ -27,7 +28,7 @@ const (
 // Kill ends a sandbox in any state. A dead one is an errs.ErrNotFound; its leftovers are removed all the same.
 func (st *Store) Kill(ctx context.Context, namespace, id string) (err error) {
 	start := time.Now()
-	defer func() { st.Observe("kill", start, err) }()
+	defer func() { st.Observe(ctx, "kill", start, err) }()
 	s, err := st.findAny(ctx, namespace, id)
 	if err != nil {
 		return err
@@ -103,7 +104,7 @@ func (st *Store) extend(s *agents.Sandbox, d time.Duration) (bool, error) {
 
 // capped is d from now, but no later than the longest life allows.
 func (st *Store) capped(s *agents.Sandbox, d time.Duration) (*metav1.Time, error) {
-	end, limit := Deadline(d), metav1.NewTime(startedAt(s).Add(st.MaxTimeout))
+	end, limit := Deadline(d), metav1.NewTime(pool.StartedAt(s).Add(st.MaxTimeout))
 	if time.Now().After(limit.Time) {
 		return nil, apistatus.Refuse(errs.ErrInvalid, "Max instance length exceeded")
 	}

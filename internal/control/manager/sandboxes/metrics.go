@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -110,7 +111,9 @@ type LogRequest struct {
 	Limit int
 	// Contains keeps lines with this text; AtLeast those of this level and above. Zero keeps the lines of programs.
 	Contains string
-	AtLeast  slog.Level
+	// Container is one besides the first; empty: that.
+	Container string
+	AtLeast   slog.Level
 }
 
 // Logs returns lines of the agent and of the template's programs.
@@ -123,6 +126,9 @@ func (st *Store) Logs(ctx context.Context, namespace, id string, req LogRequest)
 	if err != nil {
 		return nil, err
 	}
+	if err := checkContainer(s, &req); err != nil {
+		return nil, err
+	}
 	since := req.From
 	if req.Backward {
 		since = time.Time{}
@@ -130,7 +136,7 @@ func (st *Store) Logs(ctx context.Context, namespace, id string, req LogRequest)
 	if sandbox.PhaseOf(s) == sandbox.Paused { // only a running agent has them
 		return nil, IsPaused(id)
 	}
-	lines, err := st.Agents.Logs(ctx, s, since)
+	lines, err := st.Agents.Logs(ctx, s, req.Container, since)
 	if err != nil {
 		return nil, fmt.Errorf("read logs of sandbox %s: %w", id, err)
 	}
@@ -142,4 +148,17 @@ func (st *Store) Logs(ctx context.Context, namespace, id string, req LogRequest)
 		return outside || !strings.Contains(l.Line, req.Contains) || l.Severity() < req.AtLeast
 	})
 	return lines[:min(len(lines), req.Limit)], nil
+}
+
+// checkContainer refuses a container that the sandbox does not have. The first one's name is that of the sandbox itself.
+func checkContainer(s *agents.Sandbox, req *LogRequest) error {
+	all := s.Spec.PodTemplate.Spec.Containers
+	i := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == req.Container })
+	if req.Container != "" && i < 0 {
+		return apistatus.Refuse(errs.ErrInvalid, "container: the sandbox has none of this name")
+	}
+	if i == 0 {
+		req.Container = ""
+	}
+	return nil
 }

@@ -32,7 +32,7 @@ var (
 // continues, and the error has the reason.
 func (st *Store) Pause(ctx context.Context, namespace, id string, keepMemory *bool) (err error) {
 	start := time.Now()
-	defer func() { st.Observe("pause", start, err) }()
+	defer func() { st.Observe(ctx, "pause", start, err) }()
 	var end *metav1.Time
 	s, err := st.change(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
 		switch {
@@ -123,7 +123,7 @@ func (st *Store) Connect(ctx context.Context, namespace, id string, timeout time
 	if err == nil && resumed {
 		failpoint.Reach("connect/written")
 		s, err = st.awaitResume(ctx, s, id)
-		st.Observe("resume", start, err)
+		st.Observe(ctx, "resume", start, err)
 	}
 	if err != nil {
 		return Sandbox{}, false, err

@@ -70,8 +70,8 @@ type Routes interface {
 type Agents interface {
 	// Stats returns the present usage of a running sandbox.
 	Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, error)
-	// Logs returns a sandbox's stored lines since a time, oldest first.
-	Logs(ctx context.Context, s *agents.Sandbox, since time.Time) ([]envd.LogLine, error)
+	// Logs returns the stored lines of a container, the first one if empty, since a time, oldest first.
+	Logs(ctx context.Context, s *agents.Sandbox, container string, since time.Time) ([]envd.LogLine, error)
 }
 
 // Store has the sandboxes of all tenants. Its fields are required except where a comment gives a default. It is safe for
@@ -90,7 +90,7 @@ type Store struct {
 	// Gate refuses resumes from disk while the server is degraded. Nil: never.
 	Gate *health.Gate
 	// Observe records an operation's duration.
-	Observe func(operation string, start time.Time, err error)
+	Observe func(ctx context.Context, operation string, start time.Time, err error)
 	// MaxTimeout bounds a time to live, MoveTimeout a pause or a resume, SettleTimeout the cache's lag.
 	MaxTimeout, MoveTimeout, SettleTimeout time.Duration
 	// DiskUsed returns how many bytes a sandbox has written. Nil, as in a replica: metrics have 0.

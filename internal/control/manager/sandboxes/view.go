@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -46,8 +46,10 @@ type Sandbox struct {
 	State                    State
 	Phase                    sandbox.Phase
 	// Memory is where the memory of a paused sandbox is; empty where none is kept.
-	Memory    agents.MemoryPlace
-	StartedAt time.Time
+	Memory agents.MemoryPlace
+	// Containers are those besides the first.
+	Containers []agents.ContainerStatus
+	StartedAt  time.Time
 	// EndAt is Never for an unbounded one; for a paused one, when it was paused.
 	EndAt    time.Time
 	Size     templates.Size
@@ -71,18 +73,18 @@ func (st *Store) View(s *agents.Sandbox) Sandbox {
 		ID: id, Namespace: s.Namespace, Name: s.Name,
 		TemplateID:    s.Annotations[pool.AnnotationTemplateID],
 		TemplateName:  cmp.Or(s.Annotations[pool.AnnotationTemplateName], s.Annotations[agents.AnnotationTemplateRef]),
-		State:         StateRunning,
 		Phase:         sandbox.PhaseOf(s),
-		StartedAt:     startedAt(s),
+		StartedAt:     pool.StartedAt(s),
 		EndAt:         endAt(s),
 		Size:          st.Templates.SizeOf(&s.Spec.PodTemplate.Spec),
 		PublicTraffic: true,
 		OnTimeout:     agents.TimeoutShutdown,
 		VolumeMounts:  sandbox.VolumeMounts(&s.Spec.PodTemplate.Spec),
 	}
-	if v.Phase == sandbox.Paused || v.Phase == sandbox.Pausing {
-		v.State = StatePaused
-		if b := s.Status.Barchan; b != nil {
+	v.State = stateOf(v.Phase)
+	if b := s.Status.Barchan; b != nil {
+		v.Containers = b.Containers
+		if v.State == StatePaused {
 			v.Memory = b.Memory
 		}
 	}
@@ -106,6 +108,13 @@ func (st *Store) View(s *agents.Sandbox) Sandbox {
 	return v
 }
 
+func stateOf(p sandbox.Phase) State {
+	if p == sandbox.Paused || p == sandbox.Pausing {
+		return StatePaused
+	}
+	return StateRunning
+}
+
 // listed reports whether lists show a sandbox. They omit unclaimed members, and sandboxes during their first
 // start, which no create has returned yet.
 func listed(s *agents.Sandbox) bool {
@@ -116,21 +125,6 @@ func listed(s *agents.Sandbox) bool {
 		return true
 	}
 	return s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil
-}
-
-// startedAt is when a sandbox last began to run, but not before its claim or resume. Objects keep seconds, in
-// which lists would have no order; the API's annotations have nanoseconds.
-func startedAt(s *agents.Sandbox) time.Time {
-	at := s.CreationTimestamp.UTC()
-	if b := s.Status.Barchan; b != nil && b.StartedAt != nil {
-		at = b.StartedAt.UTC()
-	}
-	for _, name := range []string{pool.AnnotationClaimedAt, pool.AnnotationResumedAt} {
-		if exact := barchan.ExactTime(s, name); exact.After(at) {
-			at = exact
-		}
-	}
-	return at
 }
 
 func endAt(s *agents.Sandbox) time.Time {
@@ -158,7 +152,7 @@ type ListRequest struct {
 	// StartedAfter includes the instant itself.
 	StartedAfter time.Time
 	OldestFirst  bool
-	// Limit is from 1 to paging.MaxPage; 0 means MaxPage.
+	// Limit is from 1 to paging.MaxPage; 0 means paging.DefaultPage.
 	Limit int
 	// Cursor is a Page's Next.
 	Cursor string
@@ -189,6 +183,16 @@ func (st *Store) List(ctx context.Context, req ListRequest) (Page, error) {
 	if err != nil {
 		return Page{}, err
 	}
+	return st.page(ctx, req, limit, after)
+}
+
+// All returns all items at once. Limit and Cursor of req have no meaning.
+func (st *Store) All(ctx context.Context, req ListRequest) ([]Sandbox, error) {
+	page, err := st.page(ctx, req, math.MaxInt, nil)
+	return page.Items, err
+}
+
+func (st *Store) page(ctx context.Context, req ListRequest, limit int, after *paging.Cursor) (Page, error) {
 	all, err := st.Cache.Sandboxes(ctx, req.Namespace)
 	if err != nil {
 		return Page{}, fmt.Errorf("list sandboxes: %w", err)
@@ -208,22 +212,26 @@ func (st *Store) List(ctx context.Context, req ListRequest) (Page, error) {
 		}
 	}
 	var page Page
-	var keep []Sandbox
+	var keep []*agents.Sandbox
 	for _, s := range all {
 		if !listed(s) || !matches(s, &req, templateID) {
 			continue
 		}
-		v := st.View(s)
-		if v.State == StateRunning {
+		state := stateOf(sandbox.PhaseOf(s))
+		if state == StateRunning {
 			page.Running++
 		}
-		if len(req.States) == 0 || slices.Contains(req.States, v.State) {
-			keep = append(keep, v)
+		if len(req.States) == 0 || slices.Contains(req.States, state) {
+			keep = append(keep, s)
 		}
 	}
-	page.Items, page.Next = paging.Cut(keep, limit, after, paging.Direction(req.OldestFirst), func(v *Sandbox) paging.Cursor {
-		return paging.Cursor{Key: v.StartedAt.UnixNano(), ID: string(v.ID)}
+	keep, page.Next = paging.Cut(keep, limit, after, paging.Direction(req.OldestFirst), func(s **agents.Sandbox) paging.Cursor {
+		return paging.Cursor{Key: pool.StartedAt(*s).UnixNano(), ID: string((*s).UID)}
 	})
+	page.Items = make([]Sandbox, len(keep))
+	for i, s := range keep {
+		page.Items[i] = st.View(s)
+	}
 	return page, nil
 }
 
@@ -245,5 +253,5 @@ func matches(s *agents.Sandbox, req *ListRequest, templateID string) bool {
 			return false
 		}
 	}
-	return req.StartedAfter.IsZero() || !startedAt(s).Before(req.StartedAfter.Truncate(time.Second))
+	return req.StartedAfter.IsZero() || !pool.StartedAt(s).Before(req.StartedAfter.Truncate(time.Second))
 }

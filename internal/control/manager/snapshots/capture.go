@@ -62,7 +62,7 @@ type Request struct {
 // stays paused. If ctx ends before, the capture continues, and lists show its result.
 func (st *Store) Create(ctx context.Context, req Request) (_ Snapshot, err error) {
 	start := time.Now()
-	defer func() { st.Sandboxes.Observe("snapshot", start, err) }()
+	defer func() { st.Sandboxes.Observe(ctx, "snapshot", start, err) }()
 	if req.TTL != 0 && req.TTL < time.Second {
 		return Snapshot{}, apistatus.Refuse(errs.ErrInvalid, "ttl: must be 1 second or more, or left out to keep the snapshot until it is deleted")
 	}
@@ -79,6 +79,9 @@ func (st *Store) Create(ctx context.Context, req Request) (_ Snapshot, err error
 		} else if !errors.Is(err, errs.ErrNotFound) {
 			return Snapshot{}, err
 		}
+	}
+	if err := st.checkStored(ctx, req.Namespace); err != nil {
+		return Snapshot{}, err
 	}
 	s, err := st.Sandboxes.FindLive(ctx, req.Namespace, req.ID)
 	if err != nil {
@@ -97,6 +100,21 @@ func (st *Store) Create(ctx context.Context, req Request) (_ Snapshot, err error
 	st.Sandboxes.Log.InfoContext(ctx, "snapshot made", telemetry.Sandbox, v.SandboxID, telemetry.Namespace, v.Namespace,
 		telemetry.Name, v.Object, telemetry.Duration, time.Since(start))
 	return v, nil
+}
+
+// checkStored refuses a snapshot beyond the quota of its namespace.
+func (st *Store) checkStored(ctx context.Context, namespace string) error {
+	all, err := st.Cache.Checkpoints(ctx, namespace)
+	if err != nil {
+		return fmt.Errorf("list checkpoints: %w", err)
+	}
+	used := int64(0)
+	for i := range all {
+		if size := all[i].Status.Size; size != nil {
+			used += size.Value()
+		}
+	}
+	return st.Sandboxes.Quota.CheckStored(ctx, namespace, used)
 }
 
 // NewCheckpoint returns a checkpoint of a sandbox, without a name, to be written.

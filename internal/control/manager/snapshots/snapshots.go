@@ -44,7 +44,7 @@ type ListRequest struct {
 	SandboxID string
 	// Name selects one name, or, with a tag, one snapshot.
 	Name string
-	// Limit is from 1 to paging.MaxPage; 0 means MaxPage.
+	// Limit is from 1 to paging.MaxPage; 0 means paging.DefaultPage.
 	Limit int
 	// Cursor is the previous page's next.
 	Cursor string

@@ -363,11 +363,19 @@ func changedAt(t *extensions.SandboxTemplate) time.Time {
 	return at
 }
 
-// SizeOf adds up the limits of a Pod's containers.
+// SizeOf adds up the limits of a Pod's containers, with the default size where the first has none.
 func (c *Catalog) SizeOf(pod *corev1.PodSpec) Size {
 	var cpu, memory, disk resource.Quantity
 	for i := range pod.Containers {
 		limits := pod.Containers[i].Resources.Limits
+		if i == 0 && len(pod.Containers) > 1 {
+			if limits.Cpu().IsZero() {
+				cpu = *resource.NewQuantity(int64(cmp.Or(c.DefaultSize.CPUs, 2)), resource.DecimalSI)
+			}
+			if limits.Memory().IsZero() {
+				memory = *resource.NewQuantity(cmp.Or(c.DefaultSize.MemoryMB, 1024)<<20, resource.BinarySI)
+			}
+		}
 		cpu.Add(limits[corev1.ResourceCPU])
 		memory.Add(limits[corev1.ResourceMemory])
 		disk.Add(limits[corev1.ResourceEphemeralStorage])

@@ -27,6 +27,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -82,6 +83,12 @@ type Volume struct {
 	Capacity, Used, Files int64
 	// Sandboxes is the number of those that mount it.
 	Sandboxes int32
+	// Backend is the storage class, Source where the files are if that is not local.
+	Backend, Source string
+	ReadOnly        bool
+	// Ready is whether sandboxes can mount it now; Reason and Message say why.
+	Ready           bool
+	Reason, Message string
 	// Token gives access to the files.
 	Token string
 }
@@ -89,6 +96,10 @@ type Volume struct {
 func (s *Service) view(v *barchan.Volume) Volume {
 	out := Volume{
 		ID: sandbox.VolumeIDOf(v.UID), Name: v.DisplayName(), Files: v.Status.Files, Sandboxes: v.Status.Sandboxes, Token: s.token(v.UID),
+		Backend: cmp.Or(v.Spec.StorageClassName, barchan.StorageLocal), Source: v.Source(), ReadOnly: v.Spec.ReadOnly,
+	}
+	if c := meta.FindStatusCondition(v.Status.Conditions, barchan.ConditionReady); c != nil {
+		out.Ready, out.Reason, out.Message = c.Status == metav1.ConditionTrue, c.Reason, c.Message
 	}
 	if q := cmp.Or(v.Status.Capacity, v.Spec.Capacity); q != nil {
 		out.Capacity = q.Value()
@@ -106,45 +117,92 @@ func (s *Service) token(uid types.UID) string {
 	return tokenPrefix + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// Create makes an empty volume, and waits until sandboxes can mount it. A capacity of 0 is the default.
-func (s *Service) Create(ctx context.Context, namespace, name string, capacity int64) (Volume, error) {
-	switch {
-	case len(name) > maxName || !validName.MatchString(name):
-		return Volume{}, apistatus.Refuse(errs.ErrInvalid, "name: %.80q must have from 1 to %d letters, digits, dashes and underscores", name, maxName)
-	case capacity < 0:
-		return Volume{}, apistatus.Refuse(errs.ErrInvalid, "capacity: must be positive")
+// New describes a volume that is to be made.
+type New struct {
+	Name string
+	// Capacity in bytes; 0: the default.
+	Capacity int64
+	ReadOnly bool
+	// S3 or NFS has the files; nil: they are the node's.
+	S3  *Bucket
+	NFS *barchan.NFSVolumeSource
+}
+
+// Create makes a volume, and waits until sandboxes can mount it.
+func (s *Service) Create(ctx context.Context, namespace string, n New) (Volume, error) {
+	v, key, err := n.object(namespace)
+	if err != nil {
+		return Volume{}, err
 	}
 	if err := s.Gate.Err(); err != nil {
 		return Volume{}, err
 	}
-	v := &barchan.Volume{ObjectMeta: metav1.ObjectMeta{
-		Namespace: namespace, Name: barchan.VolumeObjectName(name), Labels: map[string]string{agents.LabelCreatedBy: sandboxes.CreatedBy},
-	}}
-	if v.Name != name {
-		v.Spec.DisplayName = name
-	}
-	if capacity > 0 {
-		v.Spec.Capacity = resource.NewQuantity(capacity, resource.BinarySI)
-	}
-	barchan.SetVolumeDefaults(v)
-	err := s.Objects.Create(ctx, v)
-	if apierrors.IsAlreadyExists(err) {
-		return Volume{}, s.taken(ctx, client.ObjectKeyFromObject(v), name)
-	}
-	if err != nil {
-		return Volume{}, apistatus.From("create volume", err)
-	}
-	made, err := s.awaitReady(ctx, v)
-	if err != nil {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), sandboxes.UndoTimeout)
-		defer cancel()
-		if err := s.delete(undo, v); err != nil {
-			s.Log.ErrorContext(ctx, "volume not removed after a failed create", telemetry.Namespace, namespace, telemetry.Name, v.Name, telemetry.Error, err)
-		}
+	if v, err = s.write(ctx, v, key, n.Name); err != nil {
 		return Volume{}, err
 	}
-	s.Log.InfoContext(ctx, "volume created", telemetry.Namespace, namespace, telemetry.Name, v.Name)
-	return s.view(made), nil
+	if err = s.keepKey(ctx, v, key); err == nil {
+		var made *barchan.Volume
+		if made, err = s.awaitReady(ctx, v); err == nil {
+			s.Log.InfoContext(ctx, "volume created", telemetry.Namespace, namespace, telemetry.Name, v.Name)
+			return s.view(made), nil
+		}
+	}
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), sandboxes.UndoTimeout)
+	defer cancel()
+	if err := s.delete(undo, v); err != nil {
+		s.Log.ErrorContext(ctx, "volume not removed after a failed create", telemetry.Namespace, namespace, telemetry.Name, v.Name, telemetry.Error, err)
+	}
+	return Volume{}, err
+}
+
+// write makes the volume's object.
+func (s *Service) write(ctx context.Context, v *barchan.Volume, key map[string][]byte, name string) (*barchan.Volume, error) {
+	err := s.Objects.Create(ctx, v)
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		has, err := s.unfinished(ctx, v, key)
+		if err == nil && has == nil {
+			err = s.taken(ctx, client.ObjectKeyFromObject(v), name)
+		}
+		return has, err
+	case err != nil:
+		return nil, apistatus.From("create volume", err)
+	}
+	failpoint.Reach("volume/written")
+	return v, nil
+}
+
+// object returns the volume's object, and the data of its Secret, if it needs one of its own.
+func (n *New) object(namespace string) (v *barchan.Volume, key map[string][]byte, err error) {
+	switch {
+	case len(n.Name) > maxName || !validName.MatchString(n.Name):
+		return nil, nil, apistatus.Refuse(errs.ErrInvalid, "name: %.80q must have from 1 to %d letters, digits, dashes and underscores", n.Name, maxName)
+	case n.Capacity < 0:
+		return nil, nil, apistatus.Refuse(errs.ErrInvalid, "capacity: must be positive")
+	}
+	v = &barchan.Volume{ObjectMeta: metav1.ObjectMeta{
+		Namespace: namespace, Name: barchan.VolumeObjectName(n.Name), Labels: map[string]string{agents.LabelCreatedBy: sandboxes.CreatedBy},
+	}, Spec: barchan.VolumeSpec{ReadOnly: n.ReadOnly}}
+	if v.Name != n.Name {
+		v.Spec.DisplayName = n.Name
+	}
+	if n.Capacity > 0 {
+		v.Spec.Capacity = resource.NewQuantity(n.Capacity, resource.BinarySI)
+	}
+	if n.S3 != nil && n.NFS != nil {
+		return nil, nil, apistatus.Refuse(errs.ErrInvalid, "nfs: not with s3")
+	}
+	if n.NFS != nil {
+		v.Spec.NFS, v.Spec.StorageClassName = n.NFS, barchan.StorageNFS
+	}
+	if n.S3 != nil {
+		if v.Spec.S3, key, err = n.S3.source(v.Name); err != nil {
+			return nil, nil, err
+		}
+		v.Spec.StorageClassName = barchan.StorageS3
+	}
+	barchan.SetVolumeDefaults(v)
+	return v, key, apistatus.InvalidFields(barchan.ValidateVolume(v, nil))
 }
 
 // taken says why a name is in use.
@@ -171,7 +229,10 @@ func (s *Service) awaitReady(ctx context.Context, made *barchan.Volume) (*barcha
 		if c != nil && c.Reason == barchan.ReasonQuota {
 			return false, apistatus.Refuse(errs.ErrExhausted, "%s", c.Message)
 		}
-		return v.Status.Phase == barchan.VolumeReady, nil
+		if v.Status.Phase == barchan.VolumeReady {
+			return true, nil
+		}
+		return false, unreachable(v, c)
 	})
 	if errors.Is(err, errs.ErrTimeout) && ctx.Err() == nil {
 		return nil, errs.Public(err, "the volume was not made in time; try again")

@@ -74,7 +74,7 @@ await assert.rejects(Template.build(plain(), 'broken'), /409: name: .*not made b
 await assert.rejects(Template.build(Template().fromTemplate('nope'), 'x'), /400: fromTemplate: template 'nope' not found/)
 await assert.rejects(
   Template.build(Template().fromAWSRegistry('private/x', { accessKeyId: 'a', secretAccessKey: 'b', region: 'c' }), 'x'),
-  /400: fromImageRegistry.type: aws is not supported/,
+  /400: fromImageRegistry.awsRegion: "c" is no region/,
 )
 const other = { apiKey: process.env.OTHER_API_KEY }
 await assert.rejects(Template.getBuildStatus(info, other), /404: build .* not found/)

@@ -32,22 +32,31 @@ func Agent(r *http.Request, u *url.URL, token string) *reply.Reply {
 	return nil
 }
 
-// signatureLength is the length of a signature: its version, and a SHA-256 in base 64.
-const signatureLength = len("v1_") + 43
+const (
+	// signatureLength is the length of a signature: its version, and a SHA-256 in base 64.
+	signatureLength = len("v1_") + 43
+	// maxSignedQuery bounds the query of a signed file URL, in bytes: a path has up to 4 KiB, before it is escaped.
+	maxSignedQuery = 16 << 10
+)
 
 // SignedFile finds the sandbox of a signed file URL that does not name it: with one base URL for all
 // sandboxes, E2B's SDKs make URLs without a sandbox ID. The signature is made with one sandbox's token
-// and fits no other, so all secure sandboxes are tried, some microseconds each. Text that cannot be a
+// and fits no other, so all secure sandboxes are tried, a microsecond each, whatever the URL has. Text that cannot be a
 // signature is not tried. The error is envd.ErrSignatureInvalid or envd.ErrSignatureExpired.
 func SignedFile(r *http.Request, all iter.Seq[route.Route], tokens Tokens) (sandbox.ID, error) {
-	if len(r.URL.Query().Get(envd.QuerySignature)) != signatureLength {
+	if len(r.URL.RawQuery) > maxSignedQuery || len(r.URL.Query().Get(envd.QuerySignature)) != signatureLength {
 		return "", envd.ErrSignatureInvalid
 	}
+	signature, err := signatureOf(r, r.URL)
+	if err != nil {
+		return "", err
+	}
+	now := time.Now()
 	for e := range all {
 		if !e.Access.Secure {
 			continue
 		}
-		switch err := verify(r, r.URL, tokens.Agent(e.ID)); {
+		switch err := signature.Verify(tokens.Agent(e.ID), now); {
 		case err == nil:
 			return e.ID, nil
 		case errors.Is(err, envd.ErrSignatureExpired):
@@ -59,26 +68,39 @@ func SignedFile(r *http.Request, all iter.Seq[route.Route], tokens Tokens) (sand
 
 // verify checks a file request's signature. The error is one of envd's.
 func verify(r *http.Request, u *url.URL, token string) error {
+	s, err := signatureOf(r, u)
+	if err != nil {
+		return err
+	}
+	return s.Verify(token, time.Now())
+}
+
+// signatureOf reads the signature of a file request. The error is one of envd's.
+func signatureOf(r *http.Request, u *url.URL) (*envd.Signature, error) {
 	op := envd.OpRead
 	switch r.Method {
 	case http.MethodPost:
 		op = envd.OpWrite
 	case http.MethodGet, http.MethodHead:
 	default:
-		return envd.ErrSignatureInvalid
-	}
-	if u.Path != envd.PathFiles {
-		return envd.ErrSignatureInvalid
+		return nil, envd.ErrSignatureInvalid
 	}
 	q := u.Query()
+	if u.Path != envd.PathFiles {
+		return nil, envd.ErrSignatureInvalid
+	}
+	text := q.Get(envd.QuerySignature)
+	if text == "" {
+		return nil, envd.ErrSignatureMissing
+	}
 	var expiry *time.Time
-	if text := q.Get(envd.QueryExpiration); text != "" {
-		seconds, err := strconv.ParseInt(text, 10, 64)
+	if end := q.Get(envd.QueryExpiration); end != "" {
+		seconds, err := strconv.ParseInt(end, 10, 64)
 		if err != nil {
-			return envd.ErrSignatureInvalid
+			return nil, envd.ErrSignatureInvalid
 		}
 		at := time.Unix(seconds, 0)
 		expiry = &at
 	}
-	return envd.Verify(q.Get(envd.QuerySignature), q.Get(envd.QueryPath), op, q.Get(envd.QueryUsername), token, expiry, time.Now())
+	return envd.NewSignature(text, q.Get(envd.QueryPath), op, q.Get(envd.QueryUsername), expiry), nil
 }

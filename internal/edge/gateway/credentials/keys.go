@@ -28,6 +28,9 @@ const (
 	// Failed attempts from one address: the burst, and then the rate per second.
 	failureBurst = 20
 	failureRate  = 1
+	// The same for signatures of no sandbox. Those of one sandbox that has ended are usual, so more are allowed.
+	signatureBurst = 100
+	signatureRate  = 20
 )
 
 // Tokens returns the secrets that requests must present; sandbox.Tokens implements it.
@@ -72,7 +75,21 @@ func HasTokenOf(r *http.Request, tokens Tokens, id sandbox.ID) bool {
 
 // Failures limits unauthenticated requests by client address. The zero value is ready.
 type Failures struct {
-	limiters ratelimit.Limiters[netip.Prefix]
+	limiters, signatures ratelimit.Limiters[netip.Prefix]
+}
+
+// Signature runs an attempt to find the sandbox of a signature, which takes time for each sandbox, unless too many failed
+// from the address.
+func (f *Failures) Signature(r *http.Request, find func() (sandbox.ID, error)) (sandbox.ID, error) {
+	l := f.signatures.Get(ClientPrefix(r.RemoteAddr), func() *rate.Limiter { return rate.NewLimiter(signatureRate, signatureBurst) })
+	if l.Tokens() < 1 {
+		return "", reply.TooMany("with an invalid signature from this address", time.Second)
+	}
+	id, err := find()
+	if err != nil {
+		ratelimit.Wait(l)
+	}
+	return id, err
 }
 
 // Count counts a failed attempt and returns the local reply to it. Valid keys are not counted, because

@@ -44,10 +44,13 @@ func TakeSignature(r *http.Request, u *url.URL) (s Signature, cookies []string) 
 	return s, s.takeCookies(r.Header["Cookie"])
 }
 
+// ForwardedCookies returns the lines of cookies without ours; nil: all of them.
+func ForwardedCookies(lines []string) []string { return new(Signature).takeCookies(lines) }
+
 func (s *Signature) takeCookies(lines []string) (others []string) {
 	found := false
 	for _, line := range lines {
-		found = found || strings.Contains(line, cookieAccess+"=")
+		found = found || strings.Contains(line, cookieAccess+"=") || strings.Contains(line, headers.CookieUI+"=")
 	}
 	if !found {
 		return nil
@@ -59,7 +62,7 @@ func (s *Signature) takeCookies(lines []string) (others []string) {
 			part = strings.TrimSpace(part)
 			if value, ours := strings.CutPrefix(part, cookieAccess+"="); ours {
 				s.cookies = append(s.cookies, value)
-			} else {
+			} else if !strings.HasPrefix(part, headers.CookieUI+"=") {
 				kept = append(kept, part)
 			}
 		}
@@ -90,11 +93,14 @@ func (s *Signature) Verify(token func() string, port uint16) (until time.Time, o
 }
 
 // Cookie returns the Set-Cookie header for a browser's next requests, which lack the query. path is where
-// it is valid.
+// it is valid. Below a path the pages have an origin of their own, so that a cookie for one site would not be sent.
 func (s *Signature) Cookie(path string, until time.Time, secure bool) string {
 	c := http.Cookie{
 		Name: cookieAccess, Value: s.expires + "." + s.signature, Path: path, Expires: until,
 		HttpOnly: true, Secure: secure, SameSite: http.SameSiteLaxMode,
+	}
+	if secure && path != "/" {
+		c.SameSite = http.SameSiteNoneMode
 	}
 	return c.String()
 }

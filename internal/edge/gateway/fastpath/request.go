@@ -24,6 +24,7 @@ const (
 type requestHead struct {
 	method, uri, host               []byte
 	sandboxID, sandboxPort, traffic []byte
+	browser                         bool // it has an Origin
 	// lines are forwarded unchanged, each with its end.
 	lines  [][]byte
 	length int // of the body
@@ -43,6 +44,9 @@ func (h *requestHead) parse(b []byte) verdict {
 	}
 	if rest, v = cutFields(rest, h.field); v != complete {
 		return v
+	}
+	if h.browser && h.sandboxID != nil { // the response is confined
+		return unsupported
 	}
 	h.size = len(b) - len(rest)
 	h.length = max(h.length, 0)
@@ -73,9 +77,11 @@ func (h *requestHead) field(name, value, line []byte) bool {
 	case "Transfer-Encoding", "Expect", "Te", "Trailer", "Upgrade", "Http2-Settings", headers.Name, headers.Namespace, headers.Port:
 		return false // the fast path does not implement it
 	case "Cookie":
-		if bytes.Contains(value, []byte(headers.CookieAccess)) {
+		if ours(value) {
 			return false
 		}
+	case "Origin":
+		h.browser = true
 	case envd.HeaderSandboxID:
 		if !once(&h.sandboxID, value) {
 			return false
@@ -87,6 +93,11 @@ func (h *requestHead) field(name, value, line []byte) bool {
 	}
 	h.lines = append(h.lines, line)
 	return true
+}
+
+// ours reports whether cookies have one of the gateway's own, which sandboxes do not get.
+func ours(cookies []byte) bool {
+	return bytes.Contains(cookies, []byte(headers.CookieAccess)) || bytes.Contains(cookies, []byte(headers.CookieUI))
 }
 
 // once stores the value of a header that occurs once and is not empty.

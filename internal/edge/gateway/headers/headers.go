@@ -13,7 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// Headers of agent-sandbox's router, and a cookie of ours.
+// Headers of agent-sandbox's router, and cookies of ours.
 const (
 	Name      = "X-Sandbox-Id"
 	Namespace = "X-Sandbox-Namespace"
@@ -23,6 +23,8 @@ const (
 	// CookieAccess carries the signature of later requests: <expires>.<signature>. The sandbox does not
 	// get it.
 	CookieAccess = "barchan_access"
+	// CookieUI is the session of the dashboard, which has the API's host. No sandbox gets it.
+	CookieUI = "barchan_ui"
 	// MaxAuthorityLength bounds a request's Host.
 	MaxAuthorityLength = 1024
 )

@@ -53,6 +53,7 @@ var (
 	NotSynced  = &Reply{Status: http.StatusServiceUnavailable, Message: "The gateway is still learning its routes", RetryAfter: 1}
 	NoToken    = &Reply{Status: http.StatusForbidden, Message: "The traffic access token is missing or wrong"}
 	NoKey      = &Reply{Status: http.StatusUnauthorized, Message: "A sandbox's name needs an API key of its namespace: send one in X-API-Key or as Authorization: Bearer"}
+	NoWorker   = &Reply{Status: http.StatusForbidden, Message: "Service workers need an origin of the sandbox's own: use its host in place of a path"}
 	NoWake     = &Reply{Status: http.StatusForbidden, Message: "The sandbox sleeps, and this request may not wake it"}
 	InMotion   = &Reply{Status: http.StatusConflict, Message: "The sandbox is changing its state; try again", RetryAfter: 1}
 	TooSlow    = &Reply{Status: http.StatusConflict, Message: "The sandbox was not ready in time; try again", RetryAfter: 1}

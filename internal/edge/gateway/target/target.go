@@ -44,8 +44,8 @@ type Target struct {
 	Host string
 	// prefix is the gateway's part of the path, which is not forwarded.
 	Prefix string
-	// byHeader is true if headers named the sandbox.
-	ByHeader bool
+	// byHeader is true if headers named the sandbox, and signed if the signature of a file URL did.
+	ByHeader, Signed bool
 }
 
 // Kind says who serves a request.
@@ -84,6 +84,7 @@ func Of(r *http.Request, domains []string, bySignature func(*http.Request) (Targ
 	oneForAll := shared || host == Localhost || isIP(host)
 	if oneForAll && r.URL.Path == envd.PathFiles && r.Header.Get(envd.HeaderSandboxID) == "" && r.URL.Query().Has(envd.QuerySignature) {
 		t, err := bySignature(r)
+		t.Signed = true
 		return t, ForSandbox, err
 	}
 	return plainTarget(r, host, domain, shared)

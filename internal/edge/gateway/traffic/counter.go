@@ -26,6 +26,9 @@ func (c *Counter) Begin() bool {
 	return false
 }
 
+// Count returns the requests in progress; less than 0 while the epoch is held.
+func (c *Counter) Count() int64 { return c.count.Load() }
+
 // End ends a request that Begin counted.
 func (c *Counter) End(now time.Duration) {
 	c.Touch(now)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,8 +30,9 @@ var errWorth = errors.New("worth a pre-copy")
 // called once, PreCopy is optional; calls must not overlap.
 type Copy struct {
 	dst, src string
-	// ahead is the state of each entry before its pre-copy, by path; nil without a pre-copy.
+	// ahead is the state of each entry before its pre-copy, by path; nil without a pre-copy. size is that of the paths.
 	ahead map[string]seenEntry
+	size  int
 	// settled bounds the ctimes that the final copy relies on, in the file system's time.
 	settled unix.Timespec
 }
@@ -59,12 +59,12 @@ func (t *Copy) PreCopy(ctx context.Context) error {
 		return err
 	}
 	t.settled, t.ahead = unix.NsecToTimespec(now.UnixNano()), map[string]seenEntry{}
-	return t.walk(ctx, &copier{root: t.dst, links: map[uint64]string{}, ahead: t})
+	return t.walk(ctx, &copier{root: t.dst, ahead: t})
 }
 
 // FinalCopy copies all that PreCopy did not, or that has changed since. The source must not change.
 func (t *Copy) FinalCopy(ctx context.Context) error {
-	return t.walk(ctx, &copier{root: t.dst, links: map[uint64]string{}, after: t})
+	return t.walk(ctx, &copier{root: t.dst, after: t})
 }
 
 func (t *Copy) walk(ctx context.Context, c *copier) error {
@@ -112,7 +112,7 @@ func worthIt(ctx context.Context, dir string) (bool, error) {
 			if e.kind() != unix.S_IFDIR {
 				return nil
 			}
-			sub, err := openFolder(e.at, e.rel)
+			sub, err := f.open(e.at, e.rel)
 			if err != nil {
 				return err
 			}
@@ -159,7 +159,9 @@ func (c *copier) forget(ctx context.Context, to *folder, have map[string]bool) e
 
 // copyAhead copies an entry of a source that may be changing, and ignores failures.
 func (c *copier) copyAhead(ctx context.Context, to *folder, e entry) error {
-	c.ahead.ahead[e.rel] = seen(e)
+	if c.ahead.size += len(e.rel) + nameCost; c.ahead.size <= maxHeld { // else it is copied again
+		c.ahead.ahead[e.rel] = seen(e)
+	}
 	if err := c.copyNew(ctx, to, e); err != nil {
 		if err := context.Cause(ctx); err != nil {
 			return err
@@ -176,11 +178,11 @@ func (c *copier) copyAfter(ctx context.Context, to *folder, e entry) error {
 	switch {
 	case c.after.unchanged(to.at(e.name), e):
 		if e.Nlink > 1 {
-			c.links[e.Ino] = path.Join(c.root, e.rel)
+			return c.links.add(e)
 		}
 		return nil
 	case ahead && e.kind() == unix.S_IFDIR && was.ino == e.Ino:
-		return c.mergeFolder(ctx, to.at(e.name), e)
+		return c.mergeFolder(ctx, to, e)
 	case c.after.ahead != nil:
 		if err := discard(to, e); err != nil {
 			return err
@@ -190,16 +192,17 @@ func (c *copier) copyAfter(ctx context.Context, to *folder, e entry) error {
 }
 
 // mergeFolder updates the copy of a directory.
-func (c *copier) mergeFolder(ctx context.Context, dst string, e entry) error {
+func (c *copier) mergeFolder(ctx context.Context, to *folder, e entry) error {
+	dst := to.at(e.name)
 	var st unix.Stat_t
 	if err := unix.Lstat(dst, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		if err := os.RemoveAll(dst); err != nil {
 			return fmt.Errorf("copy %q: %w", e.rel, err)
 		}
-		return c.copyFolder(ctx, dst, e)
+		return c.copyFolder(ctx, to, e)
 	}
 	if err := dropAttributes(dst); err != nil { // the current ones are set afterwards
 		return fmt.Errorf("copy %q: %w", e.rel, err)
 	}
-	return c.fillFolder(ctx, dst, e)
+	return c.fillFolder(ctx, to, e)
 }

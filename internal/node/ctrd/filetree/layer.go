@@ -32,25 +32,25 @@ const (
 // layerWriter writes an upper directory as a layer.
 type layerWriter struct {
 	tar   *tar.Writer
-	links map[uint64]string
+	links links
 }
 
 // WriteLayer writes the upper directory of an overlay as an uncompressed layer of an OCI image. It
 // skips sockets, which a tar cannot hold, and writes holes as zeros.
 func WriteLayer(ctx context.Context, w io.Writer, upper string) error {
-	l := layerWriter{tar: tar.NewWriter(w), links: map[uint64]string{}}
+	l := layerWriter{tar: tar.NewWriter(w)}
 	root, err := openFolder(upper, "")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = root.file.Close() }()
-	if err := root.each(ctx, func(e entry) error { return l.add(ctx, e) }); err != nil {
+	if err := root.each(ctx, func(e entry) error { return l.add(ctx, root, e) }); err != nil {
 		return err
 	}
 	return l.tar.Close()
 }
 
-func (l *layerWriter) add(ctx context.Context, e entry) error {
+func (l *layerWriter) add(ctx context.Context, in *folder, e entry) error {
 	if e.whiteout() {
 		return l.mark(path.Join(path.Dir(e.rel), whiteoutPrefix+e.name))
 	}
@@ -77,12 +77,12 @@ func (l *layerWriter) add(ctx context.Context, e entry) error {
 			return err
 		}
 	}
-	below, err := openFolder(e.at, e.rel)
+	below, err := in.open(e.at, e.rel)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = below.file.Close() }()
-	return below.each(ctx, func(e entry) error { return l.add(ctx, e) })
+	return below.each(ctx, func(e entry) error { return l.add(ctx, below, e) })
 }
 
 // mark writes an empty file, as whiteouts are.
@@ -118,10 +118,10 @@ func (l *layerWriter) header(e entry) (h *tar.Header, opaque bool, err error) {
 		h.Typeflag, h.Size = tar.TypeReg, e.Size
 	}
 	if e.Nlink > 1 && e.kind() != unix.S_IFDIR {
-		if first, ok := l.links[e.Ino]; ok {
+		if first, ok := l.links.first[e.Ino]; ok {
 			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
-		} else {
-			l.links[e.Ino] = e.rel
+		} else if err := l.links.add(e); err != nil {
+			return nil, false, err
 		}
 	}
 	opaque, err = addAttributes(h, e) // for a hard link too: extracting one sets the owner again, which clears attributes
@@ -161,16 +161,4 @@ func (l *layerWriter) content(ctx context.Context, e entry) error {
 		left -= n
 	}
 	return nil
-}
-
-// foreignAttributes drops attributes that only an overlay may set: they would redirect the kernel to
-// files outside the tar.
-func foreignAttributes(h *tar.Header) (bool, error) {
-	for name := range h.PAXRecords {
-		attr, ok := strings.CutPrefix(name, attrRecord)
-		if ok && (strings.HasPrefix(attr, "trusted.") || strings.HasPrefix(attr, "user.overlay.")) {
-			delete(h.PAXRecords, name)
-		}
-	}
-	return true, nil
 }

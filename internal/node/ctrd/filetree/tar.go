@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
-	"github.com/containerd/containerd/v2/pkg/archive"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
@@ -19,7 +17,7 @@ import (
 // WriteTree writes a directory and its content as a tar for [ReadTree]. It skips sockets and
 // writes holes as zeros. Names that a layer of an image cannot have are an errs.ErrInvalid.
 func WriteTree(ctx context.Context, w io.Writer, dir string) error {
-	l := layerWriter{tar: tar.NewWriter(w), links: map[uint64]string{}}
+	l := layerWriter{tar: tar.NewWriter(w)}
 	root, err := openFolder(dir, "")
 	if err != nil {
 		return err
@@ -36,31 +34,10 @@ func WriteTree(ctx context.Context, w io.Writer, dir string) error {
 	if err := l.tar.WriteHeader(h); err != nil {
 		return fmt.Errorf("write %q: %w", dir, err)
 	}
-	if err := root.each(ctx, func(e entry) error { return l.add(ctx, e) }); err != nil {
+	if err := root.each(ctx, func(e entry) error { return l.add(ctx, root, e) }); err != nil {
 		return err
 	}
 	return l.tar.Close()
-}
-
-// ReadTree extracts a tar of [WriteTree] into an empty directory, and never writes outside it. A
-// tar that cannot be read is an errs.ErrInvalid.
-func ReadTree(ctx context.Context, dir string, r io.Reader) error {
-	return apply(ctx, dir, r)
-}
-
-// ApplyLayer extracts a layer of an OCI image into an upper directory of an overlay. It ignores
-// attributes that only the kernel may set. A layer that cannot be read is an errs.ErrInvalid.
-func ApplyLayer(ctx context.Context, dir string, r io.Reader) error {
-	return apply(ctx, dir, r, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout))
-}
-
-func apply(ctx context.Context, dir string, r io.Reader, opts ...archive.ApplyOpt) error {
-	_, err := archive.Apply(ctx, dir, r, append(opts, archive.WithFilter(foreignAttributes))...)
-	var system *os.PathError
-	if err == nil || errors.As(err, &system) || context.Cause(ctx) != nil {
-		return err
-	}
-	return Malformed(err)
 }
 
 // Malformed marks errors of a malformed tar as errs.ErrInvalid and returns others unchanged.

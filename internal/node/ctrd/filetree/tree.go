@@ -12,16 +12,55 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
 // copyChunk is the number of bytes between two checks of the context.
 const copyChunk = 64 << 20
+
+// Limits of a tree that is copied: programs in a sandbox can make one that takes all memory of the server.
+const (
+	// maxDepth bounds nested directories: each is two descriptors while it is copied.
+	maxDepth = 256
+	// maxPath bounds a path from the root of the tree, in bytes.
+	maxPath = unix.PathMax
+	// maxHeld bounds the names that are in memory at a time: those of a directory and of the ones above it, in bytes. It
+	// also bounds the paths of a copy's hard links, and of a pre-copy.
+	maxHeld = 64 << 20
+	// nameCost is counted for each name beside its text, and namesAtOnce are read at a time.
+	nameCost    = 32
+	namesAtOnce = 4096
+)
 
 // folder is an open directory. Entries are named through its descriptor, so that a rename or link
 // above it cannot redirect the copy.
 type folder struct {
 	file *os.File
 	rel  string // from the tree's root, for messages and links
+	// depth is that of the directory, and held the size of the names in memory of all that is open above it.
+	depth, held int
+}
+
+// open opens a directory in another one.
+func (f *folder) open(at, rel string) (*folder, error) {
+	if f.depth+1 > maxDepth {
+		return nil, refuse(rel, "has more than %d directories above it", maxDepth)
+	}
+	below, err := openFolder(at, rel)
+	if err == nil {
+		below.depth, below.held = f.depth+1, f.held
+	}
+	return below, err
+}
+
+// refuse returns why a tree is not copied.
+func refuse(rel, why string, args ...any) error {
+	const most = 100
+	if len(rel) > most {
+		rel = rel[:most] + "…"
+	}
+	return fmt.Errorf("%q %s: %w", rel, fmt.Sprintf(why, args...), errs.ErrInvalid)
 }
 
 func openFolder(at, rel string) (*folder, error) {
@@ -51,14 +90,36 @@ func (e entry) kind() uint32 { return e.Mode & unix.S_IFMT }
 // whiteout reports whether an entry of an upper directory hides one of the layers below.
 func (e entry) whiteout() bool { return e.kind() == unix.S_IFCHR && e.Rdev == 0 }
 
+// names reads all names of the directory. They count as held from then on, for what is opened in it.
+func (f *folder) names() (names []string, err error) {
+	for {
+		some, err := f.file.Readdirnames(namesAtOnce)
+		for _, name := range some {
+			f.held += len(name) + nameCost
+		}
+		names = append(names, some...)
+		switch {
+		case errors.Is(err, io.EOF):
+			return names, nil
+		case err != nil:
+			return nil, fmt.Errorf("read directory %q: %w", f.rel, err)
+		case f.held > maxHeld:
+			return nil, refuse(f.rel, "and the directories above it have too many entries: their names have more than %d MiB", maxHeld>>20)
+		}
+	}
+}
+
 // each calls do for each entry of the directory, by name, until ctx ends.
 func (f *folder) each(ctx context.Context, do func(entry) error) error {
-	names, err := f.file.Readdirnames(-1)
+	names, err := f.names()
 	if err != nil {
-		return fmt.Errorf("read directory %q: %w", f.rel, err)
+		return err
 	}
 	slices.Sort(names)
 	for _, name := range names {
+		if len(f.rel)+1+len(name) > maxPath {
+			return refuse(f.rel, "has a path of more than %d bytes below it", maxPath)
+		}
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
@@ -75,11 +136,28 @@ func (f *folder) each(ctx context.Context, do func(entry) error) error {
 	return nil
 }
 
+// links are the files with several names, by inode number: the first path of each, from the root.
+type links struct {
+	first map[uint64]string
+	size  int
+}
+
+func (l *links) add(e entry) error {
+	if l.size += len(e.rel) + nameCost; l.size > maxHeld {
+		return refuse(e.rel, "is one of too many hard links: their paths have more than %d MiB", maxHeld>>20)
+	}
+	if l.first == nil {
+		l.first = map[uint64]string{}
+	}
+	l.first[e.Ino] = e.rel
+	return nil
+}
+
 // copier copies a tree with owners, modes, times to the nanosecond, extended attributes, hard
 // links, devices (whiteouts too), sockets and holes.
 type copier struct {
-	root  string            // of the copy
-	links map[uint64]string // inode number to the first path in the copy
+	root  string // of the copy
+	links links  // by the first path in the copy
 	// ahead records a pre-copy; after is the record that a final copy uses. At most one is set.
 	ahead, after *Copy
 }
@@ -89,6 +167,7 @@ func (c *copier) fill(ctx context.Context, to, from *folder, self entry) error {
 	have := map[string]bool{}
 	err := from.each(ctx, func(e entry) error {
 		have[e.name] = true
+		to.held = from.held // of what is opened in it
 		return c.copy(ctx, to, e)
 	})
 	if err == nil {
@@ -115,18 +194,20 @@ func (c *copier) copy(ctx context.Context, to *folder, e entry) error {
 func (c *copier) copyNew(ctx context.Context, to *folder, e entry) error {
 	dst := to.at(e.name)
 	if e.kind() != unix.S_IFDIR && e.Nlink > 1 {
-		if first, ok := c.links[e.Ino]; ok {
-			if err := os.Link(first, dst); err != nil {
+		if first, ok := c.links.first[e.Ino]; ok {
+			if err := os.Link(path.Join(c.root, first), dst); err != nil {
 				return fmt.Errorf("link %q: %w", e.rel, err)
 			}
 			return nil
 		}
-		c.links[e.Ino] = path.Join(c.root, e.rel)
+		if err := c.links.add(e); err != nil {
+			return err
+		}
 	}
 	var err error
 	switch e.kind() {
 	case unix.S_IFDIR:
-		return c.copyFolder(ctx, dst, e)
+		return c.copyFolder(ctx, to, e)
 	case unix.S_IFREG:
 		err = copyFile(ctx, dst, e)
 	case unix.S_IFLNK:
@@ -143,20 +224,21 @@ func (c *copier) copyNew(ctx context.Context, to *folder, e entry) error {
 	return c.properties(dst, e)
 }
 
-func (c *copier) copyFolder(ctx context.Context, dst string, e entry) error {
+func (c *copier) copyFolder(ctx context.Context, to *folder, e entry) error {
+	dst := to.at(e.name)
 	if err := os.Mkdir(dst, 0o700); err != nil {
 		return fmt.Errorf("copy %q: %w", e.rel, err)
 	}
-	return c.fillFolder(ctx, dst, e)
+	return c.fillFolder(ctx, to, e)
 }
 
-func (c *copier) fillFolder(ctx context.Context, dst string, e entry) error {
-	from, err := openFolder(e.at, e.rel)
+func (c *copier) fillFolder(ctx context.Context, above *folder, e entry) error {
+	from, err := above.open(e.at, e.rel)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = from.file.Close() }()
-	to, err := openFolder(dst, e.rel)
+	to, err := above.open(above.at(e.name), e.rel)
 	if err != nil {
 		return err
 	}

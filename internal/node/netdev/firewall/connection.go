@@ -64,8 +64,5 @@ func (r *Rules) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.disconnect()
-	if r.flows != nil {
-		r.flows.Close()
-		r.flows = nil
-	}
+	r.flows.Close()
 }

@@ -2,7 +2,6 @@ package firewall
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -12,11 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/egress"
 )
 
-// conntrackTries bounds the retries of a list that changes while the kernel writes it.
-const conntrackTries = 50
-
-// forbidden matches the connections of a sandbox that its policy ends. After its conntrack entry
-// is deleted, a connection's next packet is filtered like the first of a new one.
+// forbidden matches the connections of a sandbox that its policy ends.
 type forbidden struct {
 	of       *placed
 	before   egress.Policy
@@ -43,24 +38,10 @@ func (f forbidden) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 //
 // +checklocks:r.mu
 func (r *Rules) cutForbidden(of *placed, before egress.Policy) error {
-	if r.flows == nil { // reused, like the connection to nftables
-		handle, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
-		if err != nil {
-			return fmt.Errorf("open netlink: %w", err)
-		}
-		r.flows = handle
-	}
 	var failures []error
 	for i, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		if !of.sources[i].IsValid() {
-			continue
-		}
-		var err error = netlink.ErrDumpInterrupted
-		for try := 0; try < conntrackTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-			_, err = r.flows.ConntrackDeleteFilters(netlink.ConntrackTable, family, forbidden{of, before, r.hostRules().Gateways})
-		}
-		if err != nil {
-			failures = append(failures, fmt.Errorf("cut connections: %w", err))
+		if of.sources[i].IsValid() {
+			failures = append(failures, r.flows.Delete(family, forbidden{of, before, r.hostRules().Gateways}))
 		}
 	}
 	return errors.Join(failures...)

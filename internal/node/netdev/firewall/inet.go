@@ -24,10 +24,35 @@ func (r *Rules) addInet(conn *nftables.Conn) error {
 	if err != nil {
 		return err
 	}
-	r.addInput(conn, sets)
-	r.addForward(conn, sets)
+	senders, err := r.addSenders(conn)
+	if err != nil {
+		return err
+	}
+	r.addInput(conn, sets, senders)
+	r.addForward(conn, sets, senders)
 	r.addTranslation(conn)
 	return nil
+}
+
+// addSenders adds the sets that count the connections of sandboxes, by family.
+func (r *Rules) addSenders(conn *nftables.Conn) (senders [2]*nftables.Set, err error) {
+	for i, f := range families {
+		senders[i] = &nftables.Set{Table: r.inet, Name: setSenders + f.suffix, KeyType: f.key, Dynamic: true, Size: 1 << 16}
+		if err := addEmptySet(conn, senders[i]); err != nil {
+			return senders, err
+		}
+	}
+	return senders, nil
+}
+
+// limitConnections drops the first packet of a connection too many.
+func (r *Rules) limitConnections(conn *nftables.Conn, chain *nftables.Chain, senders [2]*nftables.Set) {
+	if r.cfg.Connections == 0 {
+		return
+	}
+	for i, set := range senders {
+		r.rule(conn, chain, r.from(), match.New(), source(i), match.Over(set, r.cfg.Connections), match.Drop())
+	}
 }
 
 // addressSets are the sets of destinations, each by family.
@@ -84,8 +109,9 @@ func (r *Rules) hostRules() egress.HostRules {
 
 // addInput keeps sandboxes from the host: they may answer it, find their gateway's hardware
 // address, and ask a resolver on it.
-func (r *Rules) addInput(conn *nftables.Conn, sets addressSets) {
+func (r *Rules) addInput(conn *nftables.Conn, sets addressSets, senders [2]*nftables.Set) {
 	chain := r.filterChain(conn, r.inet, "input", nftables.ChainHookInput, beforeOthers)
+	r.limitConnections(conn, chain, senders)
 	r.rule(conn, chain, r.from(), match.Established(), match.Accept())
 	for i := range families {
 		for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
@@ -101,8 +127,9 @@ func (r *Rules) addInput(conn *nftables.Conn, sets addressSets) {
 }
 
 // addForward lets sandboxes out to public addresses, and answers back in.
-func (r *Rules) addForward(conn *nftables.Conn, sets addressSets) {
+func (r *Rules) addForward(conn *nftables.Conn, sets addressSets, senders [2]*nftables.Set) {
 	chain := r.filterChain(conn, r.inet, "forward", nftables.ChainHookForward, beforeOthers)
+	r.limitConnections(conn, chain, senders)
 	r.rule(conn, chain, r.from(), r.to(), match.Drop())
 	r.rule(conn, chain, r.to(), match.Established(), match.Accept())
 	r.rule(conn, chain, r.to(), match.Drop())

@@ -10,10 +10,11 @@ import (
 	"sync"
 
 	"github.com/google/nftables"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/netdev/conntrack"
+	"github.com/barchan-dev/barchan/internal/node/netdev/rates"
 )
 
 // Names of sets. Those of IPv6 end in a 6.
@@ -22,6 +23,7 @@ const (
 	setNotPublic = "notpublic" // where no sandbox may send
 	setReachable = "reachable" // exceptions from it
 	setResolvers = "resolvers" // who may be asked on port 53
+	setSenders   = "senders"   // who has connections
 )
 
 // Config names one instance's rules.
@@ -40,6 +42,10 @@ type Config struct {
 	Resolvers []netip.Addr
 	// Reachable are private ranges that sandboxes may reach.
 	Reachable []netip.Prefix
+	// Connections is how many connections of one sandbox the kernel tracks at once; 0: any number.
+	Connections uint32
+	// Rates bound what one sandbox sends and receives.
+	Rates rates.Limits
 }
 
 // Endpoint is a sandbox's ID and addresses.
@@ -71,10 +77,12 @@ type Rules struct {
 	ports  [2]*nftables.Set // by family, as all pairs here: IPv4 first
 	egress *egressTable
 
-	mu      sync.Mutex      // one transaction at a time
-	conn    *nftables.Conn  // +checklocks:mu
-	settled bool            // +checklocks:mu
-	flows   *netlink.Handle // for conntrack; nil before its first use; +checklocks:mu
+	mu      sync.Mutex     // one transaction at a time
+	conn    *nftables.Conn // +checklocks:mu
+	settled bool           // +checklocks:mu
+	// installed counts the rules of Install; nil after Remove.
+	installed map[string]int  // +checklocks:mu
+	flows     conntrack.Table // +checklocks:mu
 }
 
 // New changes nothing in the kernel.
@@ -145,13 +153,20 @@ func (r *Rules) Install() error {
 		}
 	}
 	r.addBridgeChain(conn)
+	if err := rates.Add(conn, r.bridge, r.cfg.PortPrefix, r.cfg.Rates, addEmptySet); err != nil {
+		return err
+	}
 	if err := r.addInet(conn); err != nil {
 		return err
 	}
 	if err := r.addEgress(conn); err != nil {
 		return err
 	}
-	return r.commit(conn)
+	if err := r.commit(conn); err != nil {
+		return err
+	}
+	r.installed, err = r.count()
+	return err
 }
 
 // Remove deletes all tables.
@@ -170,6 +185,7 @@ func (r *Rules) Remove() error {
 		return fmt.Errorf("remove rules of %s: %w", r.cfg.Table, err)
 	}
 	r.egress.reset()
+	r.installed = nil
 	return nil
 }
 

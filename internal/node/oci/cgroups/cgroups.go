@@ -29,8 +29,8 @@ const root = "/sys/fs/cgroup"
 type Usage struct {
 	// CPU is nanoseconds of processor time since the start.
 	CPU uint64
-	// Memory is bytes in use without reclaimable page cache; MemoryLimit bounds it.
-	Memory, MemoryCache, MemoryLimit uint64
+	// Memory is bytes in use without reclaimable page cache.
+	Memory, MemoryCache uint64
 	// Pids counts processes and threads.
 	Pids uint64
 }
@@ -62,9 +62,6 @@ func ReadUsage(cgroupsPath string) (u Usage, err error) {
 	if u.Memory, err = readNumber(path("memory", "memory.usage_in_bytes")); err != nil {
 		return Usage{}, err
 	}
-	if u.MemoryLimit, err = readNumber(path("memory", "memory.limit_in_bytes")); err != nil {
-		return Usage{}, err
-	}
 	if u.Pids, err = readNumber(path("pids", "pids.current")); err != nil {
 		return Usage{}, err
 	}
@@ -81,7 +78,7 @@ func readUnified(dir string) (u Usage, err error) {
 		return Usage{}, err
 	}
 	u.CPU = stat["usage_usec"] * 1000
-	for file, into := range map[string]*uint64{"memory.current": &u.Memory, "memory.max": &u.MemoryLimit, "pids.current": &u.Pids} {
+	for file, into := range map[string]*uint64{"memory.current": &u.Memory, "pids.current": &u.Pids} {
 		if *into, err = readNumber(filepath.Join(dir, file)); err != nil {
 			return Usage{}, err
 		}

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -26,6 +27,8 @@ const (
 	manifestName = "image.json"
 	// partSuffix marks directories of images that are being written or removed.
 	partSuffix = ".part"
+	// maxManifest bounds a manifest in bytes; one of a tebibyte of memory has less. An import may bring any.
+	maxManifest = 4 << 20
 )
 
 // Image describes a checkpoint's directory.
@@ -65,7 +68,7 @@ func (i Image) Size() (sum int64) {
 // Read reads an image's manifest. A missing image is an errs.ErrNotFound. Damage that is visible
 // without reading the files is an errs.ErrInvalid; [Verify] finds the rest.
 func Read(dir string) (img Image, err error) {
-	b, err := os.ReadFile(filepath.Join(dir, manifestName))
+	b, err := readManifest(filepath.Join(dir, manifestName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return Image{}, fmt.Errorf("no checkpoint at %s: %w", dir, errs.ErrNotFound)
 	} else if err != nil {
@@ -89,6 +92,16 @@ func Read(dir string) (img Image, err error) {
 		}
 	}
 	return img, nil
+}
+
+// readManifest reads a file of at most maxManifest bytes; the rest of a larger one is missing, which its checksum shows.
+func readManifest(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, maxManifest))
 }
 
 // sumFormat ends a manifest with its checksum, as the last field of the JSON object, so that older

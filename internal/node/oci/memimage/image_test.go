@@ -204,3 +204,37 @@ func must(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+// A manifest comes with an import.
+func FuzzManifest(f *testing.F) {
+	dir, img := sealed(f, true, 0, 100)
+	b, err := os.ReadFile(filepath.Join(dir, manifestName))
+	must(f, err)
+	f.Add(b)
+	bare, err := json.Marshal(Image{Files: []File{{Name: "f", Size: 1}}})
+	must(f, err)
+	f.Add(bare)
+	img.ChunkSize = 1<<63 - 1
+	b, err = encodeManifest(img)
+	must(f, err)
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		img, err := decodeManifest(b)
+		if err != nil {
+			if !errors.Is(err, errs.ErrInvalid) {
+				t.Errorf("%q: %v", b, err)
+			}
+			return
+		}
+		for _, f := range img.Files {
+			if n := chunks(f.Size, max(img.ChunkSize, 1)); img.ChunkSize > 0 && n != int64(len(f.CRC32C)) {
+				t.Errorf("%q: %d checksums of %d", b, len(f.CRC32C), n)
+			}
+		}
+		again, err := encodeManifest(img)
+		must(t, err)
+		if _, err := decodeManifest(again); img.ChunkSize > 0 && err != nil {
+			t.Errorf("%q: not again: %v", b, err)
+		}
+	})
+}

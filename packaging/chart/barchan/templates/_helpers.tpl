@@ -67,6 +67,7 @@ spec:
         args: {{ concat .args .values.args | toJson }}
         ports:
         - {name: http, containerPort: 7700}
+        - {name: metrics, containerPort: 7790}
         {{- if .peers }}
         - {name: gossip, containerPort: 7701}
         - {name: gossip-udp, containerPort: 7701, protocol: UDP}

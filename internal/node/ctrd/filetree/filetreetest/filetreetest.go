@@ -118,3 +118,19 @@ func must(t *testing.T, err error) {
 		t.Fatal(err)
 	}
 }
+
+// Deep makes nested directories with long names, as a program in a sandbox can.
+func Deep(t *testing.T, dir string, levels int) {
+	t.Helper()
+	name := strings.Repeat("d", 255)
+	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_RDONLY, 0)
+	must(t, err)
+	for range levels {
+		must(t, unix.Mkdirat(fd, name, 0o700))
+		below, err := unix.Openat(fd, name, unix.O_DIRECTORY|unix.O_RDONLY, 0)
+		must(t, err)
+		must(t, unix.Close(fd))
+		fd = below
+	}
+	must(t, unix.Close(fd))
+}

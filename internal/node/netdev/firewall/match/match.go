@@ -2,6 +2,7 @@
 package match
 
 import (
+	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -10,13 +11,26 @@ import (
 )
 
 // Established matches packets of known connections.
-func Established() []expr.Any {
-	mask := binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED)
+func Established() []expr.Any { return inState(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED) }
+
+// New matches the first packets of connections.
+func New() []expr.Any { return inState(expr.CtStateBitNEW) }
+
+// inState matches packets of connections that are in one of the states.
+func inState(bits uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Register: 1, Key: expr.CtKeySTATE},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
 	}
+}
+
+// Over matches where the address in register 1 has more connections than most. The set has an element for each address.
+func Over(set *nftables.Set, most uint32) []expr.Any {
+	return []expr.Any{&expr.Dynset{
+		SrcRegKey: 1, SetName: set.Name, SetID: set.ID, Operation: unix.NFT_DYNSET_OP_ADD,
+		Exprs: []expr.Any{&expr.Connlimit{Count: most, Flags: expr.NFT_CONNLIMIT_F_INV}},
+	}}
 }
 
 // Types of ICMPv6 messages of neighbour discovery (RFC 4861, 4).

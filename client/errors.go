@@ -1,0 +1,136 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// The kinds of errors, for errors.Is.
+var (
+	// ErrNotFound: there is no such sandbox, template, volume, process or file.
+	ErrNotFound = errs.ErrNotFound
+	// ErrConflict: the state has changed, or a name is taken; a pause of a paused sandbox.
+	ErrConflict = errs.ErrConflict
+	// ErrInvalid: the request can never succeed unchanged.
+	ErrInvalid = errs.ErrInvalid
+	// ErrRateLimited: a quota or a limit is reached, or there is no space left.
+	ErrRateLimited = errs.ErrExhausted
+	// ErrUnavailable: the server or the sandbox is out of reach; a later retry may succeed.
+	ErrUnavailable = errs.ErrUnavailable
+	// ErrUnauthenticated: the key is missing or wrong.
+	ErrUnauthenticated = errs.ErrUnauthenticated
+	// ErrForbidden: the key is not allowed to do this.
+	ErrForbidden = errs.ErrForbidden
+	// ErrTooLarge: a body or a file exceeds its limit.
+	ErrTooLarge = errs.ErrTooLarge
+	// ErrTimeout: a time limit has passed; a command was killed for it.
+	ErrTimeout = errs.ErrTimeout
+)
+
+// Error is an error response of the server, or of a sandbox. errors.Is matches its kind.
+type Error struct {
+	Status  int // as of HTTP
+	Message string
+}
+
+// Error returns the server's message.
+func (e *Error) Error() string { return e.Message }
+
+// Unwrap returns the kind of the status, or nil.
+func (e *Error) Unwrap() error { return kinds[e.Status] }
+
+var kinds = map[int]error{
+	http.StatusBadRequest:            ErrInvalid,
+	http.StatusUnauthorized:          ErrUnauthenticated,
+	http.StatusForbidden:             ErrForbidden,
+	http.StatusNotFound:              ErrNotFound,
+	http.StatusRequestTimeout:        ErrTimeout,
+	http.StatusConflict:              ErrConflict,
+	http.StatusRequestEntityTooLarge: ErrTooLarge,
+	http.StatusTooManyRequests:       ErrRateLimited,
+	http.StatusInsufficientStorage:   ErrRateLimited,
+	http.StatusBadGateway:            ErrUnavailable,
+	http.StatusServiceUnavailable:    ErrUnavailable,
+	http.StatusGatewayTimeout:        ErrTimeout,
+}
+
+// ExitError is a command that ended with another code than 0.
+type ExitError struct{ CommandResult }
+
+// Error returns the code and the end of what the command wrote to its standard error.
+func (e *ExitError) Error() string {
+	text := fmt.Sprintf("command ended with code %d", e.ExitCode)
+	if tail := strings.TrimSpace(e.Stderr); tail != "" {
+		text += ": " + tail[max(0, len(tail)-1000):]
+	}
+	return text
+}
+
+// CheckResponse returns the [*Error] of a response of no success, whose body it closes.
+func CheckResponse(res *http.Response) error {
+	if res.StatusCode/100 == 2 {
+		return nil
+	}
+	defer func() { _ = res.Body.Close() }()
+	return readError(res)
+}
+
+func readError(res *http.Response) error {
+	b, err := io.ReadAll(io.LimitReader(res.Body, 64<<10))
+	if err != nil {
+		return fmt.Errorf("read error of %d: %w", res.StatusCode, err)
+	}
+	var body struct {
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(b, &body) != nil || body.Message == "" {
+		body.Message = fmt.Sprintf("the API responded %s", res.Status)
+	}
+	return &Error{Status: res.StatusCode, Message: body.Message}
+}
+
+// statuses are those of the codes of RPCs.
+var statuses = map[connect.Code]int{
+	connect.CodeInvalidArgument:    http.StatusBadRequest,
+	connect.CodeUnauthenticated:    http.StatusUnauthorized,
+	connect.CodePermissionDenied:   http.StatusForbidden,
+	connect.CodeNotFound:           http.StatusNotFound,
+	connect.CodeAlreadyExists:      http.StatusConflict,
+	connect.CodeFailedPrecondition: http.StatusConflict,
+	connect.CodeAborted:            http.StatusConflict,
+	connect.CodeResourceExhausted:  http.StatusTooManyRequests,
+	connect.CodeDeadlineExceeded:   http.StatusGatewayTimeout,
+	connect.CodeUnavailable:        http.StatusBadGateway,
+	connect.CodeUnimplemented:      http.StatusNotImplemented,
+}
+
+// guestError gives an error of a call to an agent its kind. An agent that is out of reach is ErrUnavailable.
+func guestError(ctx context.Context, action string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", action, context.Cause(ctx))
+	}
+	if e, ok := errors.AsType[*envd.Error](err); ok {
+		return fmt.Errorf("%s: %w", action, &Error{Status: e.Status, Message: e.Message})
+	}
+	e, ok := errors.AsType[*connect.Error](err)
+	if !ok {
+		return fmt.Errorf("%s: %w: %w", action, err, ErrUnavailable)
+	}
+	if status, known := statuses[e.Code()]; known {
+		return fmt.Errorf("%s: %w", action, &Error{Status: status, Message: e.Message()})
+	}
+	return fmt.Errorf("%s: %w", action, &Error{Status: http.StatusInternalServerError, Message: e.Message()})
+}

@@ -1,0 +1,141 @@
+package dashboard
+
+import (
+	"net/http"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/control/quota"
+)
+
+type poolView struct {
+	Name       string                            `json:"name"`
+	Template   string                            `json:"template"`
+	Namespace  string                            `json:"templateNamespace,omitempty"`
+	Desired    int32                             `json:"desired"`
+	Ready      int32                             `json:"ready"`
+	Replicas   int32                             `json:"replicas"`
+	Revision   string                            `json:"revision"`
+	Status     *extensions.WarmPoolBarchanStatus `json:"status,omitempty"`
+	Conditions any                               `json:"conditions"`
+	Autoscale  *extensions.PoolAutoscale         `json:"autoscale,omitempty"`
+	// Warm and Cold count the live sandboxes of the template by how they started, without forks.
+	Warm int `json:"warm"`
+	Cold int `json:"cold"`
+}
+
+// pools shows the pools of the session's namespace.
+func (s *Server) pools(w http.ResponseWriter, r *http.Request, who caller) error {
+	var list extensions.SandboxWarmPoolList
+	if err := s.cfg.Objects.List(r.Context(), &list, client.InNamespace(who.Namespace)); err != nil {
+		return err
+	}
+	all, err := s.cfg.Cache.Sandboxes(r.Context(), who.Namespace)
+	if err != nil {
+		return err
+	}
+	views := make([]poolView, len(list.Items))
+	for i := range list.Items {
+		p := &list.Items[i]
+		v := poolView{
+			Name: p.Name, Template: p.Spec.SandboxTemplateRef.Name, Replicas: p.Status.Replicas, Ready: p.Status.ReadyReplicas,
+			Revision: p.Status.CurrentRevision, Status: p.Status.Barchan, Conditions: p.Status.Conditions,
+		}
+		if p.Spec.Replicas != nil {
+			v.Desired = *p.Spec.Replicas
+		}
+		if b := p.Spec.Barchan; b != nil {
+			v.Namespace, v.Autoscale = b.TemplateNamespace, b.Autoscale
+		}
+		v.Warm, v.Cold = launches(all, v.Template)
+		views[i] = v
+	}
+	return writeJSON(w, views)
+}
+
+// launches counts how sandboxes of a template started, forks apart: they never come from a pool.
+func launches(all []*agents.Sandbox, template string) (warm, cold int) {
+	for _, o := range all {
+		if o.Annotations[agents.AnnotationTemplateRef] != template || o.Labels[agents.LabelWarmPoolSandbox] != "" {
+			continue
+		}
+		if o.Labels[agents.LabelLaunchType] == agents.LaunchWarm {
+			warm++
+		} else if o.Spec.Barchan == nil || o.Spec.Barchan.Restore == nil {
+			cold++
+		}
+	}
+	return warm, cold
+}
+
+type snapshotView struct {
+	ID       string    `json:"id"` // empty for one that the server made for its own use
+	Object   string    `json:"object"`
+	Sandbox  string    `json:"sandbox"` // of which it was taken
+	Phase    string    `json:"phase"`
+	Size     int64     `json:"size"`
+	Memory   int64     `json:"memory"`
+	Template string    `json:"template,omitempty"`
+	Created  time.Time `json:"created"`
+}
+
+// snapshots shows the checkpoints. With the rows of sandboxes they are the tree of forks.
+func (s *Server) snapshots(w http.ResponseWriter, r *http.Request, who caller) error {
+	var list barchan.CheckpointList
+	if err := s.cfg.Objects.List(r.Context(), &list, client.InNamespace(who.Namespace)); err != nil {
+		return err
+	}
+	views := make([]snapshotView, 0, len(list.Items))
+	for i := range list.Items {
+		c := &list.Items[i]
+		v := snapshotView{ID: c.SnapshotID(), Object: c.Name, Phase: string(c.Status.Phase), Created: barchan.CreatedAt(c)}
+		if c.Status.Size != nil {
+			v.Size = c.Status.Size.Value()
+		}
+		if c.Status.MemorySize != nil {
+			v.Memory = c.Status.MemorySize.Value()
+		}
+		if src := c.Status.Source; src != nil {
+			v.Sandbox, v.Template = src.ID, src.TemplateName
+		}
+		views = append(views, v)
+	}
+	return writeJSON(w, views)
+}
+
+// server shows what the server tells of itself, with the quota of the session's namespace.
+func (s *Server) server(w http.ResponseWriter, r *http.Request, who caller) error {
+	limits, err := s.cfg.Quotas.Limits(r.Context(), who.Namespace)
+	if err != nil {
+		return err
+	}
+	running, paused := s.cfg.Quotas.Used(who.Namespace)
+	conditions := []map[string]any{}
+	if s.cfg.Conditions != nil {
+		for _, c := range s.cfg.Conditions() { // the detail is for the operator
+			conditions = append(conditions, map[string]any{"name": c.Name, "reason": c.Reason, "since": c.Since})
+		}
+	}
+	return writeJSON(w, map[string]any{
+		"about": s.cfg.About, "now": time.Now(), "conditions": conditions,
+		"quota": []any{
+			use("Sandboxes", "count", limits.Sandboxes, running.Sandboxes, paused.Sandboxes),
+			use("CPU", "millicores", limits.MilliCPU, running.MilliCPU, paused.MilliCPU),
+			use("Memory", "bytes", limits.Memory, running.Memory, paused.Memory),
+		},
+		"countsPaused": limits.CountPaused,
+	})
+}
+
+// use is one line of a quota; without a limit it has no most.
+func use(name, unit string, limit quota.Limit, running, paused int64) map[string]any {
+	line := map[string]any{"name": name, "unit": unit, "running": running, "paused": paused}
+	if limit.Set {
+		line["most"] = limit.Most
+	}
+	return line
+}

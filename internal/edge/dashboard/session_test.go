@@ -1,0 +1,118 @@
+package dashboard
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+func TestSessionsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSessions()
+		secret, err := s.Start("key")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(sessionIdle - time.Second)
+		if x := s.Find(secret, false); x == nil || x.key != "key" {
+			t.Fatalf("session = %+v before its idle limit", x)
+		}
+		time.Sleep(2 * time.Second)
+		if s.Find(secret, true) != nil {
+			t.Error("what the page does by itself has extended the session")
+		}
+
+		secret, _ = s.Start("key")
+		for range int(sessionLife/(sessionIdle/2)) - 1 {
+			time.Sleep(sessionIdle / 2)
+			if s.Find(secret, true) == nil {
+				t.Fatal("a session in use ended")
+			}
+		}
+		time.Sleep(sessionIdle/2 + time.Second)
+		if s.Find(secret, true) != nil {
+			t.Error("a session in use has no end")
+		}
+	})
+}
+
+func TestSessionSecretIsNew(t *testing.T) {
+	s := newSessions()
+	a, _ := s.Start("key")
+	b, _ := s.Start("key")
+	if a == b || len(a) < 43 {
+		t.Errorf("secrets %q and %q", a, b)
+	}
+	if s.Find("", true) != nil || s.Find(a[:len(a)-1], true) != nil {
+		t.Error("another text found a session")
+	}
+	x := s.Find(a, true)
+	s.End(x)
+	if s.Find(a, true) != nil || s.Alive(x) || s.Find(b, true) == nil {
+		t.Error("End ended too little or too much")
+	}
+}
+
+func TestSessionsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSessions()
+		for range maxSessions {
+			if _, err := s.Start("key"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := s.Start("key"); errs.Kind(err) != errs.ErrExhausted { //nolint:errorlint // a kind
+			t.Errorf("one too many: %v", err)
+		}
+		time.Sleep(sessionIdle + time.Second)
+		if _, err := s.Start("key"); err != nil {
+			t.Errorf("after the others ended: %v", err)
+		}
+	})
+}
+
+func TestTicketsWorkOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSessions()
+		link, _ := s.Link("key")
+		if key, ok := s.TakeLink(link); !ok || key != "key" {
+			t.Errorf("first use = %q, %v", key, ok)
+		}
+		if _, ok := s.TakeLink(link); ok {
+			t.Error("a link worked twice")
+		}
+		link, _ = s.Link("key")
+		time.Sleep(linkLife + time.Second)
+		if _, ok := s.TakeLink(link); ok {
+			t.Error("an old link worked")
+		}
+
+		secret, _ := s.Start("key")
+		other, _ := s.Start("key")
+		x, y := s.Find(secret, true), s.Find(other, true)
+		for name, use := range map[string]func(ticket string) bool{
+			"another session": func(ticket string) bool { return s.TakeTerminal(ticket, y, "a") },
+			"another sandbox": func(ticket string) bool { return s.TakeTerminal(ticket, x, "b") },
+			"as a link":       func(ticket string) bool { _, ok := s.TakeLink(ticket); return ok },
+		} {
+			ticket, _ := s.Terminal(x, "a")
+			if use(ticket) {
+				t.Errorf("%s: the ticket of a terminal worked", name)
+			}
+			if s.TakeTerminal(ticket, x, "a") {
+				t.Errorf("%s: the ticket is not used up", name)
+			}
+		}
+		ticket, _ := s.Terminal(x, "a")
+		if !s.TakeTerminal(ticket, x, "a") || s.TakeTerminal(ticket, x, "a") {
+			t.Error("a terminal's ticket did not work once")
+		}
+		ticket, _ = s.Terminal(x, "a")
+		time.Sleep(terminalLife + time.Second)
+		if s.TakeTerminal(ticket, x, "a") {
+			t.Error("an old ticket worked")
+		}
+	})
+}

@@ -1,0 +1,398 @@
+// One sandbox: what became of it, what it uses, its log, terminal, files, ports and network.
+import { html, useState, useEffect, useRef, useMemo, request, get, send, stream, go, Link, store, useStore, usePoll, useNow, Phase, Copy, Empty, Fault, Confirm, act, bytes, span, millis, clock, day, toast } from './lib.js';
+import { Verbs } from './sandboxes.js';
+
+const tabs = [['', 'Overview'], ['logs', 'Logs'], ['terminal', 'Terminal'], ['files', 'Files'], ['ports', 'Ports'], ['network', 'Network']];
+
+export default function SandboxPage({ id, tab }) {
+  const version = useStore();
+  const row = store.rows.get(id);
+  const [phase, reason] = [row?.phase, row?.reason];
+  const { data, error, again } = usePoll(`sandboxes/${id}`, 15000, [phase, reason, row?.ends]);
+  const now = useNow();
+  const shown = row ?? data?.row;
+  if (store.synced && !row && (error || data)) {
+    return html`<div class="page"><p class="crumbs"><${Link} to="">Sandboxes<//></p>
+      <${Empty} title="This sandbox does not exist any more"><p class="mono">${id}</p><p>It was killed, or its time was up. <code>barchan events ${id}</code> shows what became of it.</p><//></div>`;
+  }
+  if (!shown) return error ? html`<div class="page"><${Fault} error=${error} onAgain=${again} /></div>` : html`<p class="loading" role="status">Loading…</p>`;
+  const running = shown.phase === 'Running';
+  const part = { '': Overview, logs: Logs, terminal: Terminal, files: Files, ports: Ports, network: Network }[tab] ?? Overview;
+  return html`<div class="page">
+    <p class="crumbs"><${Link} to="">Sandboxes<//> <span class="muted">/</span> <span class="mono muted">${id}</span> <${Copy} text=${id} label="the ID" /></p>
+    <div class="heading"><h1>${shown.name}</h1><${Phase} row=${shown} /><${Verbs} rows=${[shown]} onDone=${(verb) => { if (verb === 'kill') go(''); else again(); }} /></div>
+    <p class="facts">
+      <span>Template <b>${shown.template ?? '–'}</b></span>
+      <span><b>${shown.cpus}</b> CPU, <b>${bytes(shown.memoryMB * 2 ** 20)}</b></span>
+      <span title=${day(shown.created)}>Created <b>${span(Math.max(0, now - Date.parse(shown.created)))}</b> ago</span>
+      <span>${shown.ends ? html`Ends <b title=${day(shown.ends)}>in ${span(Math.max(0, Date.parse(shown.ends) - now))}</b>` : 'Never ends'}${data && html` <span>(then ${data.onTimeout === 'Pause' ? 'pauses' : 'is removed'})</span>`}</span>
+      ${data?.node && html`<span>Node <b>${data.node}</b></span>`}
+      ${data?.addresses?.[0] && html`<span>Address <b class="mono">${data.addresses.map((a) => a.ip ?? a).join(', ')}</b></span>`}
+    </p>
+    <nav class="tabs" aria-label="Parts of the sandbox">
+      ${tabs.map(([path, name]) => html`<${Link} key=${path} to=${'sandboxes/' + id + (path && '/' + path)} aria-current=${path === tab ? 'page' : undefined}>${name}<//>`)}
+    </nav>
+    ${shown.reason && !running && html`<${Fault} error=${{ message: shown.reason }} />`}
+    ${error && html`<${Fault} error=${error} onAgain=${again} />`}
+    <${part} id=${id} row=${shown} data=${data} running=${running} again=${again} />
+  </div>`;
+}
+
+// Overview.
+
+function Overview({ id, row, data, running }) {
+  return html`
+    <${Charts} id=${id} row=${row} running=${running} />
+    <div class="columns">
+      <section class="panel" aria-label="Timeline"><h2>Timeline</h2>${data ? html`<${Timeline} data=${data} row=${row} />` : html`<p class="loading">Loading…</p>`}</section>
+      <div class="stack">
+        <section class="panel" aria-label="Facts"><h2>Facts</h2>${data && html`<${Facts} data=${data} row=${row} />`}</section>
+        ${data?.conditions?.length > 0 && html`<section class="panel" aria-label="Conditions"><h2>Conditions</h2><dl class="facts-list">
+          ${data.conditions.map((c) => html`<dt key=${c.type}>${c.type}</dt><dd><b>${c.status === 'True' ? 'yes' : c.status === 'False' ? 'no' : 'unknown'}</b>, ${c.reason}${c.message && html`<br /><span class="muted">${c.message}</span>`}</dd>`)}
+        </dl></section>`}
+      </div>
+    </div>`;
+}
+
+const words = { watch: 'seen by the watch, to the millisecond', object: 'written with the change', event: 'recorded by a controller', condition: 'to the second' };
+
+function Timeline({ data, row }) {
+  const now = useNow(1000);
+  const list = data.timeline ?? [];
+  if (!list.length) return html`<p class="muted">Nothing is known of its start.</p>`;
+  const start = Date.parse(list[0].at);
+  return html`<ol class="timeline">
+    ${list.map((m, i) => {
+      const at = Date.parse(m.at);
+      const step = i ? at - Date.parse(list[i - 1].at) : 0;
+      return html`<li key=${m.at + m.what} class=${m.bad ? 'bad' : ''} title=${words[m.source] ?? ''}>
+        <span class="after">${i ? '+' + millis(Math.max(0, step)) : clock(at)}${i > 0 && html`<small>${millis(Math.max(0, at - start))}</small>`}</span>
+        <span class="dot" aria-hidden="true"></span>
+        <span><span class="what">${m.what}</span>${m.source === 'condition' && html` <span class="muted">≈</span>`}${m.detail && html`<span class="detail"><br />${m.detail}</span>`}</span>
+      </li>`;
+    })}
+    <li class="now"><span class="after">${span(Math.max(0, now - start))}</span><span class="dot" aria-hidden="true"></span><span><span class="what">Now</span> <span class="detail">${row.phase.toLowerCase()}</span></span></li>
+  </ol>`;
+}
+
+function Facts({ data, row }) {
+  const list = [
+    ['Runtime', data.runtime], ['Image', data.image && html`<span class="mono">${data.image}</span>`], ['Started', row.launch === 'warm' ? 'from a warm pool' : row.launch === 'cold' ? 'cold' : undefined],
+    ['From', row.from && html`snapshot <span class="mono">${row.from}</span>`], ['Started at', data.startedAt && day(data.startedAt)], ['Exit code', data.exitCode],
+    ['Traffic', data.publicTraffic ? 'public: anyone with the ID reaches its ports' : 'private: needs its token or a signed URL'],
+    ['Wakes', data.autoResume ? 'yes, by traffic' : 'no, a client resumes it'], ['Idle', data.idle && `${data.idle.action ?? 'Pause'} after ${span(data.idle.afterSeconds * 1000)} without traffic`],
+    ['Disk', data.diskMB && bytes(data.diskMB * 2 ** 20)],
+    ...Object.entries(row.metadata ?? {}).map(([k, v]) => [k, html`<span class="mono">${v}</span>`]),
+    ...(data.containers ?? []).map((c) => [data.containers.length > 1 ? c.Name : 'Program', html`<span class="mono">${c.Command || 'none'}</span>${c.State && html` <span class="muted">${c.State}, ${c.Restarts} restarts</span>`}`]),
+  ].filter(([, v]) => v !== undefined && v !== null && v !== '');
+  return html`<dl class="facts-list">${list.map(([k, v]) => html`<dt key=${k}>${k}</dt><dd>${v}</dd>`)}</dl>`;
+}
+
+const kept = 300; // samples of a chart: ten minutes
+
+function Charts({ id, row, running }) {
+  const samples = useRef([]);
+  const [, draw] = useState(0);
+  const [error, setError] = useState(null);
+  useEffect(() => {
+    if (!running) return undefined;
+    const abort = new AbortController();
+    let timer;
+    const read = async () => {
+      try {
+        if (!document.hidden) {
+          const [s] = await get(`rest/sandboxes/${id}/metrics`, { background: true, signal: abort.signal });
+          if (s) { samples.current = [...samples.current.slice(1 - kept), { ...s, at: Date.now() / 1000 }]; draw((n) => n + 1); }
+          setError(null);
+        }
+      } catch (e) { if (abort.signal.aborted) return; setError(e); }
+      if (!abort.signal.aborted) timer = setTimeout(read, 2000);
+    };
+    read();
+    return () => { abort.abort(); clearTimeout(timer); };
+  }, [id, running]);
+  const list = samples.current;
+  const last = list[list.length - 1];
+  const chart = (name, color, value, most, text) => html`<section class="panel chart" aria-label=${name}><h2>${name} <span>${last ? text(last) : running ? 'measuring…' : 'not running'}</span></h2>
+    <${Plot} label=${name} color=${color} times=${list.map((s) => s.at)} values=${list.map(value)} most=${last ? most(last) : 1} /></section>`;
+  return html`<div class="charts">
+    ${chart('CPU', '--c1', (s) => s.cpuUsedPct, () => null, (s) => `${s.cpuUsedPct.toFixed(1)} % of ${s.cpuCount} CPU`)}
+    ${chart('Memory', '--c2', (s) => s.memUsed / 2 ** 20, (s) => s.memTotal / 2 ** 20, (s) => `${bytes(s.memUsed)} of ${bytes(s.memTotal)}`)}
+    ${chart('Disk', '--c3', (s) => s.diskUsed / 2 ** 20, () => null, (s) => `${bytes(s.diskUsed)} of ${bytes(s.diskTotal)}`)}
+  </div>${error && html`<${Fault} error=${error} />`}`;
+}
+
+let plots; // uPlot is loaded with the first chart
+const dark = matchMedia('(prefers-color-scheme: dark)');
+
+function Plot({ label, color, times, values, most }) {
+  const box = useRef(null);
+  const plot = useRef(null);
+  const [scheme, setScheme] = useState(dark.matches);
+  useEffect(() => { const f = () => setScheme(dark.matches); dark.addEventListener('change', f); return () => dark.removeEventListener('change', f); }, []);
+  useEffect(() => {
+    let over, watch;
+    plots ??= Promise.all([import('./vendor/uplot.js'), style('vendor/uplot.css')]).then(([m]) => m.default);
+    plots.then((UPlot) => {
+      if (over) return;
+      const css = getComputedStyle(document.documentElement);
+      const axis = { stroke: css.getPropertyValue('--muted'), grid: { stroke: css.getPropertyValue('--line'), width: 1 }, ticks: { show: false }, font: '11px ' + css.getPropertyValue('--font') };
+      const stroke = css.getPropertyValue(color);
+      plot.current = new UPlot({
+        width: box.current.clientWidth, height: 130, padding: [8, 8, 0, 0], cursor: { y: false }, legend: { show: false },
+        scales: { x: { time: true, range: (u, min, max) => [min, Math.max(max, min + 20)] }, y: { range: (u, min, max) => [0, Math.max(max * 1.25, u.most ?? 0, 1)] } },
+        axes: [{ ...axis, space: 70, size: 24, values: (u, all) => all.map((t) => clock(t * 1000)) }, { ...axis, size: 48, space: 34 }],
+        series: [{}, { stroke, width: 2, fill: stroke.trim() + '22', points: { show: false } }],
+      }, [times, values], box.current);
+      watch = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height: 130 }));
+      watch.observe(box.current);
+    });
+    return () => { over = true; watch?.disconnect(); plot.current?.destroy(); plot.current = null; };
+  }, [scheme]);
+  useEffect(() => {
+    const u = plot.current;
+    if (!u) return;
+    u.most = most;
+    u.setData([times, values]);
+  });
+  return html`<div class="plot" ref=${box} role="img" aria-label=${label + ' over time; the newest value is in the heading'}></div>`;
+}
+
+const styles = new Map();
+/** Loads a style sheet of ours once. */
+function style(path) {
+  if (!styles.has(path)) {
+    styles.set(path, new Promise((done) => {
+      const link = document.createElement('link');
+      Object.assign(link, { rel: 'stylesheet', href: '/ui/assets/' + path, onload: done, onerror: done });
+      document.head.append(link);
+    }));
+  }
+  return styles.get(path);
+}
+
+// Logs.
+
+const maxLines = 5000;
+
+function Logs({ id, row, data, running }) {
+  const [source, setSource] = useState('all');
+  const [container, setContainer] = useState('');
+  const [filter, setFilter] = useState('');
+  const [follow, setFollow] = useState(true);
+  const [state, setState] = useState({ error: null, open: false });
+  const lines = useRef([]);
+  const [n, draw] = useState(0);
+  const box = useRef(null);
+  const alive = running || row.phase === 'Starting';
+  useEffect(() => {
+    lines.current = [];
+    draw((n) => n + 1);
+    if (!alive) return undefined;
+    const abort = new AbortController();
+    let waiting;
+    const add = (l) => {
+      lines.current.push(l);
+      if (lines.current.length > maxLines * 1.2) lines.current = lines.current.slice(-maxLines);
+      waiting ??= setTimeout(() => { waiting = null; draw((n) => n + 1); }, 60);
+    };
+    setState({ error: null, open: true });
+    stream(`sandboxes/${id}/log?source=${source}&container=${encodeURIComponent(container)}`, add, abort.signal)
+      .then(() => setState({ error: null, open: false }), (e) => { if (!abort.signal.aborted) setState({ error: e, open: false }); });
+    return () => { abort.abort(); clearTimeout(waiting); };
+  }, [id, source, container, alive]);
+  useEffect(() => { if (follow && box.current) box.current.scrollTop = box.current.scrollHeight; }, [n, follow, filter]);
+  const shown = filter ? lines.current.filter((l) => l.line.toLowerCase().includes(filter.toLowerCase())) : lines.current;
+  const scrolled = () => { const el = box.current; setFollow(el.scrollHeight - el.scrollTop - el.clientHeight < 40); };
+  const names = (data?.containers ?? []).slice(1).map((c) => c.Name);
+  return html`<div class="bar">
+      <label for="log-source">Source</label>
+      <select id="log-source" value=${source} onChange=${(e) => setSource(e.target.value)}><option value="all">all</option><option value="entrypoint">program</option><option value="agent">agent</option></select>
+      ${names.length > 0 && html`<label for="log-container">Container</label><select id="log-container" value=${container} onChange=${(e) => setContainer(e.target.value)}><option value="">first</option>${names.map((c) => html`<option key=${c}>${c}</option>`)}</select>`}
+      <input type="search" class="grow" aria-label="Lines with this text" placeholder="Lines with…" value=${filter} onInput=${(e) => setFilter(e.target.value)} />
+      <label class="check"><input type="checkbox" checked=${follow} onChange=${(e) => setFollow(e.target.checked)} /> Follow</label>
+      <span class="muted" role="status">${state.open ? 'live, ' : alive ? 'ended, ' : ''}${shown.length.toLocaleString()} ${shown.length === 1 ? 'line' : 'lines'}</span>
+    </div>
+    ${state.error && html`<${Fault} error=${state.error} />`}
+    ${alive ? html`<pre class="log" ref=${box} tabindex="0" aria-label="Log" onScroll=${scrolled}>${shown.slice(-2000).map((l) => html`<span class=${l.source === 'agent' ? 'agent' : l.stream}><span class="at">${clock(l.timestamp)} </span>${l.line}${'\n'}</span>`)}</pre>`
+      : html`<${Empty} title=${'The sandbox is ' + row.phase.toLowerCase()}><p>Its log can be read while it runs.</p><//>`}`;
+}
+
+// Terminal.
+
+let xterms;
+/** xterm.js makes style elements, which the page's policy allows with its nonce alone. */
+function loadTerminal() {
+  xterms ??= (async () => {
+    const nonce = document.querySelector('meta[name=style-nonce]').content;
+    const create = document.createElement.bind(document);
+    document.createElement = (name, o) => { const el = create(name, o); if (name === 'style') el.nonce = nonce; return el; };
+    const [x, fit] = await Promise.all([import('./vendor/xterm.js'), import('./vendor/xterm-fit.js'), style('vendor/xterm.css')]);
+    return { Terminal: x.Terminal, FitAddon: fit.FitAddon };
+  })();
+  return xterms;
+}
+
+function Terminal({ id, running, row }) {
+  const box = useRef(null);
+  const [state, setState] = useState('Connecting…');
+  const [round, again] = useState(0);
+  const may = running || row.phase === 'Paused';
+  useEffect(() => {
+    if (!may) return undefined;
+    let over, ws, term, watch;
+    (async () => {
+      setState('Connecting…');
+      try {
+        const [{ Terminal, FitAddon }, { ticket, protocol }] = await Promise.all([loadTerminal(), send('POST', `sandboxes/${id}/terminal`)]);
+        if (over) return;
+        term = new Terminal({ fontFamily: getComputedStyle(document.documentElement).getPropertyValue('--mono'), fontSize: 13, cursorBlink: true, scrollback: 10000, screenReaderMode: false, theme: { background: '#16120e', foreground: '#f1eae1', cursor: '#f0a068' } });
+        const fit = new FitAddon();
+        term.loadAddon(fit);
+        term.open(box.current);
+        fit.fit();
+        ws = new WebSocket(`${location.protocol === 'https:' ? 'wss' : 'ws'}://${location.host}/ui/api/sandboxes/${id}/terminal`, [protocol, ticket]);
+        ws.binaryType = 'arraybuffer';
+        const text = new TextEncoder();
+        const size = () => { if (ws.readyState === 1) ws.send(JSON.stringify({ Cols: term.cols, Rows: term.rows })); };
+        ws.onopen = () => { setState('Connected'); size(); term.focus(); };
+        ws.onmessage = (e) => term.write(new Uint8Array(e.data));
+        ws.onclose = (e) => { if (!over) setState(e.reason || 'The connection was cut.'); };
+        term.onData((s) => { if (ws.readyState === 1) ws.send(text.encode(s)); });
+        term.onBinary((s) => { if (ws.readyState === 1) ws.send(Uint8Array.from(s, (c) => c.charCodeAt(0))); });
+        term.onResize(size);
+        watch = new ResizeObserver(() => fit.fit());
+        watch.observe(box.current);
+      } catch (e) { if (!over) setState(e.message); }
+    })();
+    return () => { over = true; watch?.disconnect(); ws?.close(); term?.dispose(); };
+  }, [id, may, round]);
+  if (!may) return html`<${Empty} title=${'The sandbox is ' + row.phase.toLowerCase()}><p>A terminal needs a running one.</p><//>`;
+  const open = state === 'Connected' || state === 'Connecting…';
+  return html`<div class="bar"><span role="status" class=${open ? 'muted' : 'warn'}>${state}</span>${!open && html`<button class="small" onClick=${() => again(round + 1)}>Open again</button>`}
+    <span class="grow"></span><span class="muted hide-small">It ends after 30 minutes without input.</span></div>
+    <div class="term-box" ref=${box}></div>`;
+}
+
+// Files.
+
+function FileIcon({ dir }) {
+  return html`<svg viewBox="0 0 24 24" width="16" height="16" fill=${dir ? 'currentColor' : 'none'} fill-opacity=".2" stroke="currentColor" stroke-width="1.800" stroke-linejoin="round" aria-hidden="true" class="muted">
+    <path d=${dir ? 'M3 6h6l2 2h10v11H3z' : 'M6 3h8l4 4v14H6zM14 3v4h4'} /></svg>`;
+}
+
+function Files({ id, row, running }) {
+  const [path, setPath] = useState('/home/user');
+  const [state, setState] = useState({ list: null, error: null });
+  const [removes, setRemoves] = useState(null);
+  const [busy, setBusy] = useState('');
+  const [over, setOver] = useState(false);
+  const picker = useRef(null);
+  const may = running || row.phase === 'Paused';
+  const load = async (to = path) => {
+    try {
+      const list = await get(`sandboxes/${id}/files?path=${encodeURIComponent(to)}`);
+      list.entries = (list.entries ?? []).sort((a, b) => Boolean(b.dir) - Boolean(a.dir) || a.name.localeCompare(b.name));
+      setState({ list, error: null });
+      setPath(to);
+    } catch (e) {
+      if (to === '/home/user' && e.status === 404) return load('/');
+      setState((s) => ({ list: s.list, error: e }));
+    }
+    return undefined;
+  };
+  useEffect(() => { if (may) load(); }, [id, may]);
+  const join = (name) => (path === '/' ? '' : path) + '/' + name;
+  const upload = async (files) => {
+    for (const f of files) {
+      setBusy(f.name);
+      await act(f.name + ' is uploaded', () => request(`sandboxes/${id}/files?path=${encodeURIComponent(join(f.name))}`, { method: 'PUT', raw: f }));
+    }
+    setBusy('');
+    load();
+  };
+  const makeDirectory = async () => {
+    const name = prompt('Name of the new directory');
+    if (name && await act('', () => request(`sandboxes/${id}/files?path=${encodeURIComponent(join(name))}`, { method: 'POST' }))) load();
+  };
+  if (!may) return html`<${Empty} title=${'The sandbox is ' + row.phase.toLowerCase()}><p>Its files can be reached while it runs.</p><//>`;
+  const parts = path.split('/').filter(Boolean);
+  return html`<div class="bar">
+      <nav class="path" aria-label="Directory"><button class="quiet" onClick=${() => load('/')} aria-label="root">/</button>
+        ${parts.map((p, i) => html`<button key=${i} class="quiet" onClick=${() => load('/' + parts.slice(0, i + 1).join('/'))}>${p}</button>${i < parts.length - 1 ? '/' : ''}`)}</nav>
+      <span class="grow"></span>
+      ${busy && html`<span class="muted" role="status">Uploading ${busy}…</span>`}
+      <button onClick=${() => load()}>Reload</button><button onClick=${makeDirectory}>New directory</button>
+      <button class="primary" onClick=${() => picker.current.click()}>Upload</button>
+      <input type="file" multiple hidden ref=${picker} aria-label="Files to upload" onChange=${(e) => { upload([...e.target.files]); e.target.value = ''; }} />
+    </div>
+    ${state.error && html`<${Fault} error=${state.error} />`}
+    <div class=${'panel wide-table' + (over ? ' drop' : '')} tabindex="0" role="group" aria-label="Files" onDragOver=${(e) => { e.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)} onDrop=${(e) => { e.preventDefault(); setOver(false); upload([...e.dataTransfer.files]); }}>
+      <table><thead><tr><th scope="col">Name</th><th scope="col" class="num">Size</th><th scope="col" class="hide-small">Changed</th><th scope="col" class="hide-small">Mode</th><th scope="col" class="hide-small">Owner</th><th scope="col"><span class="sr">Actions</span></th></tr></thead>
+      <tbody>
+        ${(state.list?.entries ?? []).map((f) => html`<tr key=${f.path}>
+          <td><span class="file-name"><${FileIcon} dir=${f.dir} />
+            ${f.dir ? html`<button class="name" onClick=${() => load(f.path)}>${f.name}</button>` : html`<a href=${`/ui/api/sandboxes/${id}/download?path=${encodeURIComponent(f.path)}`} download=${f.name}>${f.name}</a>`}
+            ${f.link && html`<span class="muted mono">→ ${f.link}</span>`}</span></td>
+          <td class="num">${f.dir ? '' : bytes(f.size)}</td><td class="hide-small">${day(f.modified)}</td><td class="mono hide-small">${f.mode}</td><td class="hide-small">${f.owner}</td>
+          <td class="num"><button class="quiet small" onClick=${() => setRemoves(f)} aria-label=${'Remove ' + f.name}>Remove</button></td></tr>`)}
+        ${state.list && !state.list.entries.length && html`<tr><td colspan="6" class="muted">The directory is empty. Drop files here to upload them.</td></tr>`}
+        ${state.list?.more > 0 && html`<tr><td colspan="6" class="muted">and ${state.list.more.toLocaleString()} more</td></tr>`}
+      </tbody></table>
+    </div>
+    ${removes && html`<${Confirm} title=${'Remove ' + removes.name + '?'} text=${removes.dir ? 'The directory and all in it are removed from the sandbox.' : 'The file is removed from the sandbox.'} button="Remove"
+      onYes=${async () => { await act('', () => request(`sandboxes/${id}/files?path=${encodeURIComponent(removes.path)}`, { method: 'DELETE' })); load(); }} onClose=${() => setRemoves(null)} />`}`;
+}
+
+// Ports.
+
+function Ports({ id, running, data, row }) {
+  const { data: list, error, again } = usePoll(running ? `sandboxes/${id}/ports` : null, 3000);
+  if (!running) return html`<${Empty} title=${'The sandbox is ' + row.phase.toLowerCase()}><p>Ports are listed while it runs.</p><//>`;
+  return html`${error && html`<${Fault} error=${error} onAgain=${again} />`}
+    ${data && !data.publicTraffic && html`<p class="muted">The sandbox is private: a browser needs a signed URL, which <code>barchan open ${id} PORT</code> prints.</p>`}
+    ${list && !list.length && html`<${Empty} title="Nothing listens"><p>A port appears here as soon as a program in the sandbox listens on it.</p><//>`}
+    ${list?.length > 0 && html`<div class="panel wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col" class="num">Port</th><th scope="col">Program</th><th scope="col">Listens on</th><th scope="col">URL</th></tr></thead><tbody>
+      ${list.map((p) => html`<tr key=${p.port + p.address}><td class="num"><b>${p.port}</b></td><td>${p.process || '–'}</td><td class="mono">${p.address}</td>
+        <td><a href=${p.url} target="_blank" rel="noopener noreferrer" class="mono">${p.url}</a> <${Copy} text=${p.url} label="the URL" /></td></tr>`)}
+    </tbody></table></div>`}`;
+}
+
+// Network.
+
+function Network({ id, data, again, row }) {
+  const [form, setForm] = useState(null);
+  const [error, setError] = useState(null);
+  if (!data) return html`<p class="loading">Loading…</p>`;
+  const n = data.network ?? {};
+  const internet = n.internet !== false;
+  const save = async (e) => {
+    e.preventDefault();
+    const list = (text) => text.split(/[\s,]+/).filter(Boolean);
+    try {
+      await send('PUT', `rest/sandboxes/${id}/network`, { allow_internet_access: form.internet, allowOut: list(form.allow), denyOut: list(form.deny) });
+      setForm(null); setError(null); toast('The policy applies now'); again();
+    } catch (e) { setError(e); }
+  };
+  const rules = [
+    ...(n.allowOut ?? []).map((x) => [x, 'allowed', 'an address or name of the policy’s allow list; it wins over the rest']),
+    ...(n.denyOut ?? []).map((x) => [x, 'denied', 'the policy’s deny list']),
+    ['other public addresses', internet && !(n.denyOut ?? []).includes('0.0.0.0/0') ? 'allowed' : 'denied', internet ? 'the default' : 'the policy has no internet access'],
+    ['private ranges, the host, other sandboxes', 'denied', 'for every sandbox; the operator opens ranges with --reachable'],
+  ];
+  return html`<div class="columns"><section class="panel" aria-label="Outbound"><h2>What it may reach, first match first</h2>
+      <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">Destination</th><th scope="col">Verdict</th><th scope="col">Which rule decides</th></tr></thead><tbody>
+      ${rules.map(([to, verdict, why]) => html`<tr key=${to + verdict}><td class="mono">${to}</td><td><b class=${verdict === 'allowed' ? 'phase-running' : 'phase-dead'}>${verdict}</b></td><td class="muted">${why}</td></tr>`)}
+      </tbody></table></div>
+      ${data.networkPolicy && html`<p class="muted">The template’s network policy restricts it further: ${(data.networkPolicy.egress ?? []).length} egress rules; a packet leaves only where both allow it.</p>`}
+      <p class="muted">For one address or name: <code>barchan net trace ${id} example.org --port 443</code></p></section>
+    <section class="panel" aria-label="Change the policy"><h2>Change it</h2>
+      ${form ? html`<form class="form" onSubmit=${save}>
+          <label class="check"><input type="checkbox" checked=${form.internet} onChange=${(e) => setForm({ ...form, internet: e.target.checked })} /> May reach public addresses</label><br />
+          <label for="allow">Allowed addresses, ranges and names</label><textarea id="allow" rows="4" value=${form.allow} onInput=${(e) => setForm({ ...form, allow: e.target.value })}></textarea>
+          <label for="deny">Denied addresses and ranges</label><textarea id="deny" rows="3" value=${form.deny} onInput=${(e) => setForm({ ...form, deny: e.target.value })}></textarea>
+          ${error && html`<p class="fault" role="alert">${error.message}</p>`}
+          <div class="verbs"><button class="primary">Apply</button><button type="button" onClick=${() => { setForm(null); setError(null); }}>Cancel</button></div></form>`
+        : html`<p class="muted">A change applies to the running sandbox at once.</p><button disabled=${row.phase !== 'Running'} onClick=${() => setForm({ internet, allow: (n.allowOut ?? []).join('\n'), deny: (n.denyOut ?? []).join('\n') })}>Edit the policy</button>`}
+    </section></div>`;
+}

@@ -1,0 +1,52 @@
+// The server: what is wrong with it, the namespace's quota, and keys.
+import { html, useState, usePoll, useNow, Fault, Confirm, Dialog, Copy, act, send, bytes, day, span } from './lib.js';
+
+const units = { count: (n) => String(n), millicores: (n) => n / 1000 + ' CPU', bytes };
+
+export default function ServerPage({ session }) {
+  const { data, error, again } = usePoll('server', 3000);
+  const keys = usePoll('rest/api-keys', 15000);
+  const now = useNow();
+  const [creates, setCreates] = useState(false);
+  const [removes, setRemoves] = useState(null);
+  return html`<div class="page"><div class="title-row"><h1>Server</h1></div><br />
+    ${error && html`<${Fault} error=${error} onAgain=${again} />`}
+    <div class="columns"><div class="stack">
+      <section class="panel" aria-label="Conditions"><h2>Conditions</h2>
+        ${data && (data.conditions.length ? html`<ul>${data.conditions.map((c) => html`<li key=${c.name}><b class="phase-dead">${c.name}</b> for ${span(now - Date.parse(c.since))}: ${c.reason}</li>`)}</ul><p class="muted">New work is refused until this has passed; running sandboxes continue.</p>`
+          : html`<p><b class="phase-running">● Nothing is wrong.</b> New sandboxes are accepted.</p>`)}</section>
+      <section class="panel" aria-label="Quota"><h2>Quota and use of ${session.namespace}</h2>
+        <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">What</th><th scope="col" class="num">Running</th><th scope="col" class="num">Paused</th><th scope="col" class="num">Limit</th><th scope="col">Used</th></tr></thead><tbody>
+        ${(data?.quota ?? []).map((q) => html`<tr key=${q.name}><th scope="row">${q.name}</th><td class="num">${units[q.unit](q.running)}</td><td class="num">${units[q.unit](q.paused)}</td><td class="num">${q.most === undefined ? 'none' : units[q.unit](q.most)}</td>
+          <td>${q.most !== undefined && html`<meter min="0" max=${Math.max(1, q.most)} value=${q.running + (data.countsPaused ? q.paused : 0)} aria-label=${q.name + ' used'}></meter>`}</td></tr>`)}
+        </tbody></table></div></section>
+      <section class="panel" aria-label="API keys"><div class="title-row"><h2>API keys</h2><button onClick=${() => setCreates(true)}>New key</button></div>
+        ${keys.error && html`<${Fault} error=${keys.error} onAgain=${keys.again} />`}
+        <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">Name</th><th scope="col">Begins with</th><th scope="col">Created</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>
+        ${(keys.data ?? []).map((k) => html`<tr key=${k.id}><th scope="row">${k.name}</th><td class="mono">${k.mask ? k.mask.prefix + k.mask.maskedValuePrefix + '…' : ''}</td><td>${day(k.createdAt)}</td>
+          <td class="num"><button class="small quiet" onClick=${() => setRemoves(k)} aria-label=${'Revoke ' + k.name}>Revoke</button></td></tr>`)}
+        </tbody></table></div></section>
+    </div>
+    <section class="panel" aria-label="About"><h2>About</h2>${data && html`<dl class="facts-list"><dt>Version</dt><dd class="mono">${data.about.version}</dd><dt>Node</dt><dd>${data.about.node}</dd><dt>Role</dt><dd>${data.about.role}</dd>
+      <dt>Up for</dt><dd title=${day(data.about.startedAt)}>${span(now - Date.parse(data.about.startedAt))}</dd><dt>Signed in by</dt><dd>the key ${session.key}</dd></dl>
+      <p class="muted"><br />Keys: <b>/</b> filters, <b>n</b> makes a sandbox, arrows and Enter move in the list, Space marks. <b>g</b> and then <b>s</b>, <b>p</b>, <b>t</b>, <b>f</b> or <b>o</b> goes to a page.</p>`}</section></div>
+    ${creates && html`<${NewKey} onClose=${() => { setCreates(false); keys.again(); }} />`}
+    ${removes && html`<${Confirm} title=${'Revoke ' + removes.name + '?'} text="Its clients, and the pages that are signed in by it, lose access at once." button="Revoke"
+      onYes=${async () => { await act('Revoked', () => send('DELETE', 'rest/api-keys/' + removes.id)); keys.again(); }} onClose=${() => setRemoves(null)} />`}
+  </div>`;
+}
+
+function NewKey({ onClose }) {
+  const [name, setName] = useState('');
+  const [key, setKey] = useState(null);
+  const [error, setError] = useState(null);
+  const submit = async (e) => {
+    e.preventDefault();
+    try { setKey((await send('POST', 'rest/api-keys', { name })).key); } catch (e) { setError(e); }
+  };
+  return html`<${Dialog} title="New API key" onClose=${onClose}>
+    ${key ? html`<p>This is the only time that it is shown.</p><p><code>${key}</code> <${Copy} text=${key} label="the key" /></p><footer><button class="primary" onClick=${onClose}>Done</button></footer>`
+      : html`<form class="form" onSubmit=${submit}><label for="key-name">Name</label><input id="key-name" required value=${name} onInput=${(e) => setName(e.target.value)} autofocus />
+        ${error && html`<p class="fault" role="alert">${error.message}</p>`}<footer><button type="button" onClick=${onClose}>Cancel</button><button class="primary">Create</button></footer></form>`}
+  <//>`;
+}

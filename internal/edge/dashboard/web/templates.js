@@ -1,0 +1,44 @@
+// Templates, and their builds with logs.
+import { html, useState, useEffect, get, send, go, Link, Empty, Fault, Dialog, Copy, usePoll, act, day, clock, toast } from './lib.js';
+
+export default function TemplatesPage({ rest }) {
+  const { data, error, again } = usePoll('rest/templates', 5000);
+  const shown = rest[0];
+  return html`<div class="page"><div class="title-row"><h1>Templates</h1></div><br />
+    ${error && html`<${Fault} error=${error} onAgain=${again} />`}
+    ${!data && !error && html`<p class="loading" role="status">Loading…</p>`}
+    ${data && !data.length && html`<${Empty} title="No templates"><p><code>barchan build -t NAME DIR</code> makes one from a Dockerfile.</p><//>`}
+    ${data?.length > 0 && html`<div class="panel wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">Name</th><th scope="col">ID</th><th scope="col">Size</th><th scope="col" class="num">Builds</th><th scope="col">Updated</th><th scope="col">Seen by</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>
+      ${data.map((t) => html`<tr key=${t.templateID}><td><b><${Link} to=${'templates/' + t.templateID}>${t.names?.[0] ?? t.aliases?.[0] ?? t.templateID}<//></b></td><td class="mono">${t.templateID}</td><td>${t.cpuCount} CPU, ${t.memoryMB} MiB</td>
+        <td class="num">${t.buildCount ?? ''}</td><td>${day(t.updatedAt)}</td><td>${t.public ? 'all namespaces' : 'this namespace'}</td>
+        <td class="num"><button class="small" onClick=${() => start(t)}>Start one</button></td></tr>`)}
+    </tbody></table></div>`}
+    ${shown && html`<${Builds} id=${shown} onClose=${() => go('templates')} />`}
+  </div>`;
+}
+
+async function start(t) {
+  const made = await act('', () => send('POST', 'rest/sandboxes', { templateID: t.templateID, timeout: 3600, secure: true }));
+  if (made) { toast('Created ' + made.sandboxID); go('sandboxes/' + made.sandboxID); }
+}
+
+function Builds({ id, onClose }) {
+  const { data, error } = usePoll('rest/templates/' + id, 3000);
+  const [build, setBuild] = useState(null);
+  const list = data?.builds ?? [];
+  const shown = build ?? list[0]?.buildID;
+  return html`<${Dialog} title=${data?.names?.[0] ?? data?.aliases?.[0] ?? id} onClose=${onClose} wide>
+    ${error && html`<${Fault} error=${error} />`}
+    ${list.length ? html`<div class="bar"><label for="build">Build</label><select id="build" value=${shown} onChange=${(e) => setBuild(e.target.value)}>
+        ${list.map((b) => html`<option key=${b.buildID} value=${b.buildID}>${b.status}, ${day(b.createdAt)}</option>`)}</select></div>
+        <${BuildLog} template=${id} build=${shown} key=${shown} />`
+      : data && html`<p class="muted">No build has made this template: it was applied as an object, or is the server's own.</p>`}
+  <//>`;
+}
+
+function BuildLog({ template, build }) {
+  const { data, error } = usePoll(`rest/templates/${template}/builds/${build}/status?logsOffset=0`, 2000);
+  if (error) return html`<${Fault} error=${error} />`;
+  return html`<p><b>${data?.status ?? '…'}</b>${data?.reason?.message && html` <span class="warn">${data.reason.message}</span>`}</p>
+    <pre class="log" tabindex="0" aria-label="Log of the build">${(data?.logEntries ?? []).map((l) => html`<span class=${l.level === 'error' ? 'stderr' : ''}><span class="at">${clock(l.timestamp)} </span>${l.message}${'\n'}</span>`)}</pre>`;
+}

