@@ -2,7 +2,7 @@
 # Looks for what should not be in the code: linters, the lock checker, and a
 # checker of shell scripts.
 source "$(dirname "$0")/lib.sh"
-scripts/tool.sh golangci-lint checklocks promtool
+scripts/tool.sh golangci-lint checklocks
 
 lint_scripts() {
 	git ls-files -z --cached --others --exclude-standard -- '*.sh' .ci/run packaging/postinst packaging/prerm packaging/postrm |
@@ -12,4 +12,4 @@ lint_scripts() {
 step "golangci-lint" golangci-lint run --allow-parallel-runners ./...
 step "checklocks" go vet -vettool="$BIN_DIR/checklocks" -inferred=false -wrappers=false ./...
 step "shellcheck" lint_scripts
-step "alerts" "$BIN_DIR/promtool" test rules packaging/prometheus/alerts_test.yaml
+step "alerts" go -C tools/alerts test -count=1 ./...

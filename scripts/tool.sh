@@ -62,10 +62,6 @@ recipe() {
 	pebble) module=tools/pebble package=github.com/letsencrypt/pebble/v2/cmd/pebble ;;
 	golangci-lint) module=tools package=github.com/golangci/golangci-lint/v2/cmd/golangci-lint ;;
 	checklocks) module=tools package=gvisor.dev/gvisor/tools/checklocks/cmd/checklocks ;;
-	promtool) # checks alerts
-		module=tools/promtool package=github.com/prometheus/prometheus/cmd/promtool
-		tags=remove_all_sd
-		;;
 	gotestsum) module=tools package=gotest.tools/gotestsum ;;
 	*) die "no recipe for the program $1" ;;
 	esac

@@ -30,8 +30,8 @@ func withSidecars(s *agents.Sandbox) {
 	pod(s).Containers = append(pod(s).Containers, corev1.Container{
 		Name: "web", Image: testImage, Command: []string{"/bin/sh", "-c", "echo web starts; cd /disk; n=0; while true; do echo $n > /mem/beat; n=$((n+1)); sleep 0.1; done & exec httpd -f -p 8080 -h /disk"},
 		Env: []corev1.EnvVar{{Name: "PATH", Value: "/bin"}, {Name: "ROLE", Value: "web"}}, VolumeMounts: mounts,
-		ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/index.html", Port: intstr.FromInt32(8080)}}},
-		LivenessProbe:  &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 1, ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/bin/sh", "-c", "! cat /disk/sick"}}}},
+		ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, TimeoutSeconds: 30, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/index.html", Port: intstr.FromInt32(8080)}}},
+		LivenessProbe:  &corev1.Probe{PeriodSeconds: 1, TimeoutSeconds: 30, FailureThreshold: 1, ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/bin/sh", "-c", "! cat /disk/sick"}}}},
 	}, corev1.Container{Name: "fails", Image: testImage, Command: []string{"/bin/sh", "-c", "echo no; exit 7"}})
 }
 

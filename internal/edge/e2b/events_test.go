@@ -29,19 +29,19 @@ type eventFixture struct {
 	*fixture
 	dir       string
 	store     *events.Store
-	recorder  *events.Recorder
-	deliverer *webhooks.Deliverer
+	recorder  atomic.Pointer[events.Recorder]
+	deliverer atomic.Pointer[webhooks.Deliverer]
 	stop      func()
 }
 
 func newEventFixture(t *testing.T) *eventFixture {
 	t.Helper()
 	e := &eventFixture{dir: t.TempDir()}
-	service := &webhooks.Service{Allowed: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}, Changed: func() { e.deliverer.Changed() }}
+	service := &webhooks.Service{Allowed: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}, Changed: func() { e.deliverer.Load().Changed() }}
 	e.fixture = newFixtureOf(t, func(c *manager.Config) { c.Webhooks = service })
 	service.Objects = e.cluster
 	e.start()
-	e.cluster.Watch(func(older, newer *agents.Sandbox) { e.recorder.Observe(older, newer) })
+	e.cluster.Watch(func(older, newer *agents.Sandbox) { e.recorder.Load().Observe(older, newer) })
 	t.Cleanup(func() { e.stop() })
 	return e
 }
@@ -54,23 +54,27 @@ func (e *eventFixture) start() {
 		e.t.Fatal(err)
 	}
 	service := e.manager.Webhooks
-	if e.deliverer, err = webhooks.NewDeliverer(webhooks.DelivererConfig{
+	deliverer, err := webhooks.NewDeliverer(webhooks.DelivererConfig{
 		Events: store, Allowed: service.Allowed, Log: telemetry.Discard(), Backoff: func(int) time.Duration { return time.Millisecond },
 		List: func(ctx context.Context) ([]webhooks.Webhook, error) { return service.List(ctx, "") },
-	}); err != nil {
+	})
+	if err != nil {
 		e.t.Fatal(err)
 	}
-	if e.recorder, err = events.NewRecorder(events.Config{
-		Store: store, Objects: e.cluster, Log: telemetry.Discard(), Recorded: e.deliverer.Recorded,
+	recorder, err := events.NewRecorder(events.Config{
+		Store: store, Objects: e.cluster, Log: telemetry.Discard(), Recorded: deliverer.Recorded,
 		SizeOf: func(*agents.Sandbox) events.Size { return events.Size{CPUs: 2, MemoryMB: 512} },
 		Gone:   func(context.Context, string) (bool, error) { return false, nil },
-	}); err != nil {
+	})
+	if err != nil {
 		e.t.Fatal(err)
 	}
+	e.deliverer.Store(deliverer)
+	e.recorder.Store(recorder)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(e.t.Context()))
 	var running sync.WaitGroup
-	running.Go(func() { _ = e.recorder.Run(ctx) })
-	running.Go(func() { _ = e.deliverer.Run(ctx) })
+	running.Go(func() { _ = recorder.Run(ctx) })
+	running.Go(func() { _ = deliverer.Run(ctx) })
 	e.store, e.manager.Events = store, store
 	e.stop = func() {
 		cancel()

@@ -180,8 +180,11 @@ func (c *cuttable) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return watched, bufio.NewReadWriter(bufio.NewReader(watched), rw.Writer), nil
 }
 
-// linger bounds how long a client may continue to send after the stream has ended.
-const linger = time.Second
+// A client may continue to send for maxLinger after the stream has ended, and be silent for linger.
+const (
+	linger    = time.Second
+	maxLinger = 10 * time.Second
+)
 
 // watchedConn calls gone when the other end has closed.
 type watchedConn struct {
@@ -203,8 +206,12 @@ func (c *watchedConn) Read(b []byte) (int, error) {
 // closes makes the kernel reset it, and the client may lose the end of its output.
 func (c *watchedConn) Close() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
-		_ = c.SetReadDeadline(time.Now().Add(linger))
-		_, _ = io.Copy(io.Discard, c.Conn)
+		rest := make([]byte, 32<<10)
+		end := time.Now().Add(maxLinger)
+		for err := error(nil); err == nil && time.Now().Before(end); {
+			_ = c.SetReadDeadline(time.Now().Add(linger))
+			_, err = c.Conn.Read(rest)
+		}
 	}
 	return c.Conn.Close()
 }
