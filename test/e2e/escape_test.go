@@ -20,6 +20,7 @@ const (
 	masked   = "a masked or read-only path"
 	own      = "a mount namespace with nothing of the host"
 	firewall = "the firewall"
+	patched  = "the host's kernel has the fix"
 	readOnly = "the agent's directory is mounted read-only, and a running program is not writable"
 )
 
@@ -54,6 +55,17 @@ var escapes = map[string][2]string{
 	"mount cgroup":                                {noAdmin, seccomp},
 	"mount sysfs":                                 {noAdmin, seccomp},
 	"pivot_root":                                  {noAdmin, seccomp},
+	"the new mount calls (CVE-2022-0185)":         {kernel, seccomp},
+	"open_tree":                                   {kernel, seccomp},
+	"a mount namespace by clone":                  {noAdmin, seccomp},
+	"a PID namespace by clone":                    {noAdmin, seccomp},
+	"a network namespace by clone":                {noAdmin, seccomp},
+	"a cgroup namespace by clone":                 {noAdmin, seccomp},
+	"the directory above the root":                {own, own},
+	"links to the host":                           {own, own},
+	"write through a pipe (CVE-2022-0847)":        {readOnly, patched},
+	"a descriptor of the agent":                   {kernel, noDump},
+	"nftables (CVE-2024-1086)":                    {noCap, noCap},
 	"add_key":                                     {kernel, seccomp},
 	"bpf":                                         {kernel, seccomp},
 	"io_uring":                                    {kernel, seccomp},

@@ -3,6 +3,7 @@ package dashboard
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/rand"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
@@ -74,7 +75,7 @@ const csp = "default-src 'self'; script-src 'self'; style-src 'self' 'nonce-%s';
 
 // serveIndex sends the page, whose scripts read the rest of the path.
 func (s *Server) serveIndex(w http.ResponseWriter, _ *http.Request) {
-	nonce := newSecret()
+	nonce := rand.Text()
 	page := *s.assets["index.html"]
 	page.plain, page.packed = bytes.Replace(page.plain, []byte("NONCE"), []byte(nonce), 1), nil
 	w.Header().Set("Content-Security-Policy", fmt.Sprintf(csp, nonce))

@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/edge/dashboard/sessions"
 	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -78,7 +79,7 @@ type About struct {
 type Server struct {
 	request.Errors
 	cfg      Config
-	sessions *sessionStore
+	sessions *sessions.Store
 	hub      *hub
 	assets   map[string]*asset
 	mux      *http.ServeMux
@@ -104,7 +105,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{
 		Errors: request.Errors{Log: cfg.Log.With(telemetry.Component, "dashboard")},
-		cfg:    cfg, sessions: newSessions(), hub: newHub(), assets: assets, mux: http.NewServeMux(), stopped: make(chan struct{}),
+		cfg:    cfg, sessions: sessions.New(), hub: newHub(), assets: assets, mux: http.NewServeMux(), stopped: make(chan struct{}),
 	}
 	s.routes()
 	return s, nil
@@ -274,7 +275,7 @@ func (s *Server) link(w http.ResponseWriter, r *http.Request) {
 		s.Fail(w, r, err)
 		return
 	}
-	_ = writeJSON(w, map[string]any{"ticket": secret, "expiresInSeconds": int(linkLife.Seconds())})
+	_ = writeJSON(w, map[string]any{"ticket": secret, "expiresInSeconds": int(sessions.LinkLife.Seconds())})
 }
 
 func sessionView(who apikeys.Identity) any {
@@ -301,7 +302,7 @@ func (s *Server) rest(w http.ResponseWriter, r *http.Request, who caller) error 
 	for _, name := range []string{"Cookie", "Authorization", "Origin"} {
 		to.Header.Del(name)
 	}
-	to.Header.Set("X-API-Key", who.session.key)
+	to.Header.Set("X-API-Key", who.session.Key)
 	s.cfg.REST.ServeHTTP(closed{w}, to)
 	return nil
 }
@@ -349,7 +350,7 @@ func (s *Server) live(parent context.Context, who caller) (context.Context, cont
 			if !s.sessions.Alive(who.session) {
 				return
 			}
-			if _, err := s.cfg.Keys.Authenticate(ctx, who.session.key); errs.Kind(err) == errs.ErrUnauthenticated { //nolint:errorlint // a kind is compared
+			if _, err := s.cfg.Keys.Authenticate(ctx, who.session.Key); errs.Kind(err) == errs.ErrUnauthenticated { //nolint:errorlint // a kind is compared
 				return
 			}
 		}

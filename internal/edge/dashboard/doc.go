@@ -6,5 +6,5 @@
 // Pages of sandboxes may have this page's host, by the path form of the gateway, or a host of the same site. So a cookie
 // alone authorizes nothing: see guard.
 //
-// sessionStore.mu, hub.mu and subscriber.mu each guard one part; none is held over a call of another package.
+// hub.mu and subscriber.mu each guard one part; neither is held over a call of another package.
 package dashboard

@@ -7,6 +7,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
+	"github.com/barchan-dev/barchan/internal/edge/dashboard/sessions"
 	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 )
@@ -53,7 +54,7 @@ func sameHost(origin string, r *http.Request) bool {
 // caller is a request's session, and who its key says it is.
 type caller struct {
 	apikeys.Identity
-	session *session
+	session *sessions.Session
 }
 
 // authenticate finds the session of a request. Two cookies are none: a page of the same site can set one with its own
@@ -71,8 +72,8 @@ func (s *Server) authenticate(r *http.Request) (caller, error) {
 }
 
 // identify asks whether a session's key is still valid, and ends the session if not.
-func (s *Server) identify(r *http.Request, x *session) (caller, error) {
-	id, err := s.cfg.Keys.Authenticate(r.Context(), x.key)
+func (s *Server) identify(r *http.Request, x *sessions.Session) (caller, error) {
+	id, err := s.cfg.Keys.Authenticate(r.Context(), x.Key)
 	if errs.Kind(err) == errs.ErrUnauthenticated { //nolint:errorlint // a kind is compared
 		s.sessions.End(x)
 	}
@@ -83,7 +84,7 @@ func (s *Server) identify(r *http.Request, x *session) (caller, error) {
 func setCookie(w http.ResponseWriter, r *http.Request, secret string) {
 	c := &http.Cookie{
 		Name: headers.CookieUI, Value: secret, Path: cookiePath, HttpOnly: true, SameSite: http.SameSiteStrictMode,
-		Secure: strings.HasPrefix(request.Origin(r), "https:"), MaxAge: int(sessionLife.Seconds()),
+		Secure: strings.HasPrefix(request.Origin(r), "https:"), MaxAge: int(sessions.Life.Seconds()),
 	}
 	if secret == "" {
 		c.MaxAge = -1

@@ -115,43 +115,76 @@ function Create({ onClose }) {
   <//>`;
 }
 
-function Ends({ row, now }) {
-  if (!row.ends) return html`<span class="muted">never</span>`;
-  const left = Date.parse(row.ends) - now;
-  return html`<span title=${day(row.ends)} class=${left < 60000 ? 'warn' : ''}>${left > 0 ? 'in ' + span(left) : 'now'}</span>`;
+/** One row. It is drawn again only if what it shows has changed: a list that scrolls draws the rows that come into view. */
+function Row({ row: r, at, marked, current, age, left, soon }) {
+  return useMemo(() => html`<div class=${'row' + (current ? ' cursor' : '')} role="row" aria-rowindex=${at + 2} aria-selected=${marked} data-id=${r.id} style=${{ transform: `translateY(${at * rowHeight}px)` }}>
+      <span role="cell" class="c-mark">${!r.member && html`<input type="checkbox" tabindex="-1" aria-label=${'Mark ' + r.name} checked=${marked} />`}</span>
+      <span role="cell" class="c-name"><${Link} to=${'sandboxes/' + r.id} class="name">${r.name}<//><span class="id">${r.id}</span></span>
+      <span role="cell" class="c-phase" title=${r.reason ?? ''}><${Phase} row=${r} />${r.reason && html`<span class="reason">${r.reason}</span>`}</span>
+      <span role="cell" class="c-template">${r.from && !r.template ? html`<span title=${'from ' + r.from}>snapshot</span>` : r.template ?? '–'}${r.launch === 'warm' && !r.member ? html` <span class="tag" title="It came from a warm pool">warm</span>` : ''}</span>
+      <span role="cell" class="c-size">${r.cpus} CPU, ${r.memoryMB >= 1024 ? r.memoryMB / 1024 + ' GiB' : r.memoryMB + ' MiB'}</span>
+      <span role="cell" class="c-age" title=${day(r.created)}>${age}</span>
+      <span role="cell" class="c-ends">${r.ends ? html`<span title=${day(r.ends)} class=${soon ? 'warn' : ''}>${left}</span>` : html`<span class="muted">never</span>`}</span>
+      <span role="cell" class="c-meta muted" title=${metadataOf(r)}>${metadataOf(r)}</span>
+    </div>`, [r, at, marked, current, age, left, soon]);
 }
 
-/** Which rows of a list are seen in a box that scrolls. */
-function useWindow(count) {
-  const box = useRef(null);
-  const [seen, set] = useState({ from: 0, to: 40 });
+/** The rows that are seen of a list, in a box that scrolls. */
+function Rows({ rows, box, filter, marked, onMark }) {
+  const now = useNow(1000);
+  const [seen, setSeen] = useState({ from: 0, to: 40 });
+  const [cursor, setCursor] = useState(-1);
   const look = () => {
     const el = box.current;
-    if (!el) return;
     const from = Math.max(0, Math.floor(el.scrollTop / rowHeight) - spare);
     const to = Math.ceil((el.scrollTop + el.clientHeight) / rowHeight) + spare;
-    set((old) => (old.from === from && old.to === to ? old : { from, to }));
+    setSeen((old) => (old.from === from && old.to === to ? old : { from, to }));
   };
   useEffect(() => {
-    look();
     const watch = new ResizeObserver(look);
     watch.observe(box.current);
     return () => watch.disconnect();
   }, []);
-  useEffect(look, [count]);
-  return { box, look, ...seen };
+  useEffect(look, [rows.length]);
+  useEffect(() => { setCursor(-1); }, [filter]);
+  const key = (e) => {
+    const moves = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: 10, PageUp: -10, Home: -rows.length, End: rows.length };
+    if (e.target.closest('button, a, input') && e.key !== 'ArrowDown' && e.key !== 'ArrowUp') return;
+    const row = rows[cursor];
+    if (e.key in moves && rows.length) {
+      e.preventDefault();
+      const next = Math.max(0, Math.min(rows.length - 1, cursor + moves[e.key]));
+      setCursor(next);
+      const el = box.current;
+      if (next * rowHeight < el.scrollTop) el.scrollTop = next * rowHeight;
+      else if ((next + 1) * rowHeight > el.scrollTop + el.clientHeight) el.scrollTop = (next + 1) * rowHeight - el.clientHeight;
+    } else if (e.key === 'Enter' && row) { e.preventDefault(); go('sandboxes/' + row.id); } else if (e.key === ' ' && row) {
+      e.preventDefault();
+      onMark(row.id, !marked.has(row.id));
+    }
+  };
+  const change = (e) => onMark(e.target.closest('[data-id]').dataset.id, e.target.checked);
+  const elements = seen.to - seen.from; // each shows every so many-th row, so that scrolling makes none
+  return html`<div class="scroll" role="rowgroup" ref=${box} onScroll=${look} onKeyDown=${key} onChange=${change} tabindex="0" aria-label="Rows; arrow keys move, Enter opens, Space marks">
+    <div role="presentation" class="tall" style=${{ height: rows.length * rowHeight + 'px' }}>
+      ${rows.slice(seen.from, seen.to).map((r, i) => {
+        const at = seen.from + i;
+        const left = r.ends ? Date.parse(r.ends) - now : 0;
+        return html`<${Row} key=${at % elements} row=${r} at=${at} marked=${marked.has(r.id)} current=${at === cursor} age=${span(Math.max(0, now - Date.parse(r.created)))} left=${left > 0 ? 'in ' + span(left) : 'now'} soon=${left < 60000} />`;
+      })}
+    </div>
+  </div>`;
 }
 
 export function SandboxesPage({ session }) {
   const version = useStore();
-  const now = useNow(1000);
   const [text, setText] = useState('');
   const [group, setGroup] = useState(0);
   const [order, setOrder] = useState('created');
   const [marked, setMarked] = useState(() => new Set());
   const [creates, setCreates] = useState(false);
-  const [cursor, setCursor] = useState(-1);
   const search = useRef(null);
+  const box = useRef(null);
 
   const { rows, counts, templates } = useMemo(() => {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
@@ -164,14 +197,13 @@ export function SandboxesPage({ session }) {
     found.sort(orders[order]);
     return { rows: found, counts };
   }, [version, text, group, order]);
-  const view = useWindow(rows.length);
-  const chosen = rows.filter((r) => marked.has(r.id));
+  const chosen = marked.size ? rows.filter((r) => marked.has(r.id)) : [];
 
   useEffect(() => {
     const key = (e) => {
       if (e.ctrlKey || e.metaKey || e.altKey || document.querySelector('dialog[open]')) return;
       if (e.target.closest?.('input, textarea, select')) {
-        if (e.key === 'Escape') { setText(''); view.box.current?.focus(); }
+        if (e.key === 'Escape') { setText(''); box.current?.focus(); }
         return;
       }
       if (e.key === '/') { e.preventDefault(); search.current.focus(); }
@@ -181,21 +213,6 @@ export function SandboxesPage({ session }) {
     return () => removeEventListener('keydown', key);
   }, []);
   const mark = (id, on) => { const next = new Set(marked); if (on) next.add(id); else next.delete(id); setMarked(next); };
-  const listKey = (e) => {
-    const moves = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: 10, PageUp: -10, Home: -rows.length, End: rows.length };
-    if (e.target.closest('button, a, input') && e.key !== 'ArrowDown' && e.key !== 'ArrowUp') return;
-    if (e.key in moves && rows.length) {
-      e.preventDefault();
-      const next = Math.max(0, Math.min(rows.length - 1, cursor + moves[e.key]));
-      setCursor(next);
-      const el = view.box.current;
-      if (next * rowHeight < el.scrollTop) el.scrollTop = next * rowHeight;
-      else if ((next + 1) * rowHeight > el.scrollTop + el.clientHeight) el.scrollTop = (next + 1) * rowHeight - el.clientHeight;
-    } else if (e.key === 'Enter' && rows[cursor]) { e.preventDefault(); go('sandboxes/' + rows[cursor].id); } else if (e.key === ' ' && rows[cursor]) {
-      e.preventDefault();
-      mark(rows[cursor].id, !marked.has(rows[cursor].id));
-    }
-  };
   const head = (name, label, extra = '') => html`<span role="columnheader" class=${extra} aria-sort=${order === name ? (name === 'created' ? 'descending' : 'ascending') : 'none'}>
     <button class="sort" onClick=${() => setOrder(name)}>${label}${order === name ? html`<span aria-hidden="true"> ${name === 'created' ? '↓' : '↑'}</span>` : ''}</button></span>`;
 
@@ -205,9 +222,9 @@ export function SandboxesPage({ session }) {
       <button class="primary" onClick=${() => setCreates(true)} aria-keyshortcuts="n">New sandbox</button>
     </div>
     <div class="tools">
-      <input type="search" ref=${search} aria-label="Filter by name, ID, template or metadata" placeholder="Filter by name, ID, template or metadata  ( / )" value=${text} onInput=${(e) => { setText(e.target.value); setCursor(-1); }} />
+      <input type="search" ref=${search} aria-label="Filter by name, ID, template or metadata" placeholder="Filter by name, ID, template or metadata  ( / )" value=${text} onInput=${(e) => { setText(e.target.value); }} />
       <div class="chips" role="group" aria-label="State">
-        ${groups.map((g, i) => html`<button key=${g.name} class="chip" aria-pressed=${i === group} onClick=${() => { setGroup(i); setCursor(-1); }}>${g.name} <span class="count">${counts[i].toLocaleString()}</span></button>`)}
+        ${groups.map((g, i) => html`<button key=${g.name} class="chip" aria-pressed=${i === group} onClick=${() => { setGroup(i); }}>${g.name} <span class="count">${counts[i].toLocaleString()}</span></button>`)}
       </div>
     </div>
     ${chosen.length > 0 && html`<div class="marked-bar" role="region" aria-label="Marked sandboxes"><span>${chosen.length} marked</span><${Verbs} rows=${chosen} onDone=${() => setMarked(new Set())} /><button class="quiet" onClick=${() => setMarked(new Set())}>Unmark</button></div>`}
@@ -218,24 +235,7 @@ export function SandboxesPage({ session }) {
         ${head('name', 'Name', 'c-name')}<span role="columnheader" class="c-phase">State</span>${head('template', 'Template', 'c-template')}
         <span role="columnheader" class="c-size">Size</span>${head('created', 'Age', 'c-age')}<span role="columnheader" class="c-ends">Ends</span><span role="columnheader" class="c-meta">Metadata</span>
       </div></div>
-      <div class="scroll" role="rowgroup" ref=${view.box} onScroll=${view.look} onKeyDown=${listKey} tabindex="0" aria-label="Rows; arrow keys move, Enter opens, Space marks">
-        <div role="presentation" class="tall" style=${{ height: rows.length * rowHeight + 'px' }}>
-          ${rows.slice(view.from, view.to).map((r, i) => {
-            const at = view.from + i;
-            return html`<div key=${r.id} class=${'row' + (at === cursor ? ' cursor' : '')} role="row" aria-rowindex=${at + 2} aria-selected=${marked.has(r.id)} data-id=${r.id}
-                style=${{ transform: `translateY(${at * rowHeight}px)` }}>
-              <span role="cell" class="c-mark">${!r.member && html`<input type="checkbox" tabindex="-1" aria-label=${'Mark ' + r.name} checked=${marked.has(r.id)} onChange=${(e) => mark(r.id, e.target.checked)} />`}</span>
-              <span role="cell" class="c-name"><${Link} to=${'sandboxes/' + r.id} class="name">${r.name}<//><span class="id">${r.id}</span></span>
-              <span role="cell" class="c-phase" title=${r.reason ?? ''}><${Phase} row=${r} />${r.reason && html`<span class="reason">${r.reason}</span>`}</span>
-              <span role="cell" class="c-template">${r.from && !r.template ? html`<span title=${'from ' + r.from}>snapshot</span>` : r.template ?? '–'}${r.launch === 'warm' && !r.member ? html` <span class="tag" title="It came from a warm pool">warm</span>` : ''}</span>
-              <span role="cell" class="c-size">${r.cpus} CPU, ${r.memoryMB >= 1024 ? r.memoryMB / 1024 + ' GiB' : r.memoryMB + ' MiB'}</span>
-              <span role="cell" class="c-age" title=${day(r.created)}>${span(Math.max(0, now - Date.parse(r.created)))}</span>
-              <span role="cell" class="c-ends"><${Ends} row=${r} now=${now} /></span>
-              <span role="cell" class="c-meta muted" title=${metadataOf(r)}>${metadataOf(r)}</span>
-            </div>`;
-          })}
-        </div>
-      </div>
+      <${Rows} rows=${rows} box=${box} filter=${group + ' ' + text} marked=${marked} onMark=${mark} />
     </div>
     ${!rows.length && (store.synced
       ? html`<${Empty} title=${text || group ? 'No sandbox matches' : 'No sandboxes yet'}>

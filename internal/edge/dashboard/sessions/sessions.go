@@ -1,9 +1,10 @@
-package dashboard
+// Package sessions keeps the sessions of people who have signed in to the dashboard, and the tickets that are exchanged once.
+// All are in memory, under digests of their secrets: a restart ends them.
+package sessions
 
 import (
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/base64"
 	"sync"
 	"time"
 
@@ -12,12 +13,13 @@ import (
 
 // Bounds of sessions and tickets.
 const (
-	// sessionIdle ends a session that no one has used; requests that the page makes by itself do not count.
-	sessionIdle = time.Hour
-	// sessionLife ends every session.
-	sessionLife = 12 * time.Hour
-	// linkLife and terminalLife are how long a ticket can be exchanged.
-	linkLife     = time.Minute
+	// Life ends every session.
+	Life = 12 * time.Hour
+	// LinkLife is how long the ticket of a link can be exchanged.
+	LinkLife = time.Minute
+
+	// idle ends a session that no one has used; requests that the page makes by itself do not count.
+	idle         = time.Hour
 	terminalLife = 30 * time.Second
 	maxSessions  = 1024
 	maxTickets   = 1024
@@ -28,46 +30,40 @@ type digest [sha256.Size]byte
 
 func digestOf(secret string) digest { return sha256.Sum256([]byte(secret)) }
 
-// newSecret has 256 random bits.
-func newSecret() string {
-	var random [32]byte
-	_, _ = rand.Read(random[:]) // never fails, by its contract
-	return base64.RawURLEncoding.EncodeToString(random[:])
-}
-
-// session is of one browser.
-type session struct {
-	id  digest
-	key string // the API key; it stays in memory
+// Session is of one browser.
+type Session struct {
+	id digest
+	// Key is the API key that it was started with.
+	Key string
 	end time.Time
 
-	used time.Time // guarded by sessionStore.mu
+	used time.Time // guarded by Store.mu
 }
 
 // ticket is exchanged once: for a session, or for a terminal.
 type ticket struct {
 	key     string   // of a link
-	session *session // of a terminal, with sandbox
+	session *Session // of a terminal, with sandbox
 	sandbox string
 	end     time.Time
 }
 
-// sessionStore has the sessions and tickets of a process. A restart ends all.
-type sessionStore struct {
+// Store has the sessions and tickets of a process. It is safe for concurrent use.
+type Store struct {
 	mu       sync.Mutex
-	sessions map[digest]*session // +checklocks:mu
+	sessions map[digest]*Session // +checklocks:mu
 	tickets  map[digest]ticket   // +checklocks:mu
 }
 
 // newSessions returns one without any.
-func newSessions() *sessionStore {
-	return &sessionStore{sessions: map[digest]*session{}, tickets: map[digest]ticket{}}
+func New() *Store {
+	return &Store{sessions: map[digest]*Session{}, tickets: map[digest]ticket{}}
 }
 
 // Start makes a session for the holder of a key, and returns its secret, which is always a new one.
-func (s *sessionStore) Start(key string) (secret string, err error) {
+func (s *Store) Start(key string) (secret string, err error) {
 	now := time.Now()
-	secret = newSecret()
+	secret = rand.Text()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, x := range s.sessions {
@@ -79,20 +75,20 @@ func (s *sessionStore) Start(key string) (secret string, err error) {
 		return "", errs.Public(errs.ErrExhausted, "too many people are signed in; try again later")
 	}
 	id := digestOf(secret)
-	s.sessions[id] = &session{id: id, key: key, end: now.Add(sessionLife), used: now}
+	s.sessions[id] = &Session{id: id, Key: key, end: now.Add(Life), used: now}
 	return secret, nil
 }
 
-func (x *session) over(now time.Time) bool {
-	return now.After(x.end) || now.After(x.used.Add(sessionIdle))
+func (x *Session) over(now time.Time) bool {
+	return now.After(x.end) || now.After(x.used.Add(idle))
 }
 
 // Find returns the session of a secret; nil: there is none, or it has ended. Used has it count as used.
-func (s *sessionStore) Find(secret string, used bool) *session {
+func (s *Store) Find(secret string, used bool) *Session {
 	return s.find(digestOf(secret), used)
 }
 
-func (s *sessionStore) find(id digest, used bool) *session {
+func (s *Store) find(id digest, used bool) *Session {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,28 +107,28 @@ func (s *sessionStore) find(id digest, used bool) *session {
 }
 
 // Alive reports whether a session has not ended.
-func (s *sessionStore) Alive(x *session) bool { return s.find(x.id, false) == x }
+func (s *Store) Alive(x *Session) bool { return s.find(x.id, false) == x }
 
 // End ends a session.
-func (s *sessionStore) End(x *session) {
+func (s *Store) End(x *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.sessions, x.id)
 }
 
 // Link makes a ticket for a session of a key's holder.
-func (s *sessionStore) Link(key string) (secret string, err error) {
-	return s.issue(ticket{key: key, end: time.Now().Add(linkLife)})
+func (s *Store) Link(key string) (secret string, err error) {
+	return s.issue(ticket{key: key, end: time.Now().Add(LinkLife)})
 }
 
 // Terminal makes a ticket for a terminal in a sandbox.
-func (s *sessionStore) Terminal(x *session, sandbox string) (secret string, err error) {
+func (s *Store) Terminal(x *Session, sandbox string) (secret string, err error) {
 	return s.issue(ticket{session: x, sandbox: sandbox, end: time.Now().Add(terminalLife)})
 }
 
-func (s *sessionStore) issue(t ticket) (secret string, err error) {
+func (s *Store) issue(t ticket) (secret string, err error) {
 	now := time.Now()
-	secret = newSecret()
+	secret = rand.Text()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, old := range s.tickets {
@@ -148,19 +144,19 @@ func (s *sessionStore) issue(t ticket) (secret string, err error) {
 }
 
 // TakeLink exchanges a ticket for the key that it was made with.
-func (s *sessionStore) TakeLink(secret string) (key string, ok bool) {
+func (s *Store) TakeLink(secret string) (key string, ok bool) {
 	t, ok := s.take(secret, func(t *ticket) bool { return t.session == nil })
 	return t.key, ok
 }
 
 // TakeTerminal exchanges a ticket that the same session has made for the same sandbox.
-func (s *sessionStore) TakeTerminal(secret string, x *session, sandbox string) bool {
+func (s *Store) TakeTerminal(secret string, x *Session, sandbox string) bool {
 	_, ok := s.take(secret, func(t *ticket) bool { return t.session == x && t.sandbox == sandbox })
 	return ok
 }
 
 // take uses a ticket up, also where it does not fit.
-func (s *sessionStore) take(secret string, fits func(*ticket) bool) (ticket, bool) {
+func (s *Store) take(secret string, fits func(*ticket) bool) (ticket, bool) {
 	id := digestOf(secret)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,4 +1,4 @@
-package dashboard
+package sessions
 
 import (
 	"testing"
@@ -10,13 +10,13 @@ import (
 
 func TestSessionsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSessions()
+		s := New()
 		secret, err := s.Start("key")
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(sessionIdle - time.Second)
-		if x := s.Find(secret, false); x == nil || x.key != "key" {
+		time.Sleep(idle - time.Second)
+		if x := s.Find(secret, false); x == nil || x.Key != "key" {
 			t.Fatalf("session = %+v before its idle limit", x)
 		}
 		time.Sleep(2 * time.Second)
@@ -25,13 +25,13 @@ func TestSessionsEnd(t *testing.T) {
 		}
 
 		secret, _ = s.Start("key")
-		for range int(sessionLife/(sessionIdle/2)) - 1 {
-			time.Sleep(sessionIdle / 2)
+		for range int(Life/(idle/2)) - 1 {
+			time.Sleep(idle / 2)
 			if s.Find(secret, true) == nil {
 				t.Fatal("a session in use ended")
 			}
 		}
-		time.Sleep(sessionIdle/2 + time.Second)
+		time.Sleep(idle/2 + time.Second)
 		if s.Find(secret, true) != nil {
 			t.Error("a session in use has no end")
 		}
@@ -39,10 +39,10 @@ func TestSessionsEnd(t *testing.T) {
 }
 
 func TestSessionSecretIsNew(t *testing.T) {
-	s := newSessions()
+	s := New()
 	a, _ := s.Start("key")
 	b, _ := s.Start("key")
-	if a == b || len(a) < 43 {
+	if a == b || len(a) < 26 {
 		t.Errorf("secrets %q and %q", a, b)
 	}
 	if s.Find("", true) != nil || s.Find(a[:len(a)-1], true) != nil {
@@ -57,7 +57,7 @@ func TestSessionSecretIsNew(t *testing.T) {
 
 func TestSessionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSessions()
+		s := New()
 		for range maxSessions {
 			if _, err := s.Start("key"); err != nil {
 				t.Fatal(err)
@@ -66,7 +66,7 @@ func TestSessionsAreBounded(t *testing.T) {
 		if _, err := s.Start("key"); errs.Kind(err) != errs.ErrExhausted { //nolint:errorlint // a kind
 			t.Errorf("one too many: %v", err)
 		}
-		time.Sleep(sessionIdle + time.Second)
+		time.Sleep(idle + time.Second)
 		if _, err := s.Start("key"); err != nil {
 			t.Errorf("after the others ended: %v", err)
 		}
@@ -75,7 +75,7 @@ func TestSessionsAreBounded(t *testing.T) {
 
 func TestTicketsWorkOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSessions()
+		s := New()
 		link, _ := s.Link("key")
 		if key, ok := s.TakeLink(link); !ok || key != "key" {
 			t.Errorf("first use = %q, %v", key, ok)
@@ -84,7 +84,7 @@ func TestTicketsWorkOnce(t *testing.T) {
 			t.Error("a link worked twice")
 		}
 		link, _ = s.Link("key")
-		time.Sleep(linkLife + time.Second)
+		time.Sleep(LinkLife + time.Second)
 		if _, ok := s.TakeLink(link); ok {
 			t.Error("an old link worked")
 		}
