@@ -8,6 +8,5 @@ source "$(dirname "$0")/lib.sh"
 
 [[ $EUID -eq 0 ]] || die "a whole server needs root: run it as root, or with sudo"
 [[ -x bin/barchan && -x bin/barchan-agent ]] || die "bin/barchan is missing: run \`make build\`"
-scratch=$(mktemp -d)
-step "build the bench" go build -o "$scratch/bench" ./test/bench
-"$scratch/bench" --programs bin "$@"
+step "build the bench" scripts/build.sh bench
+bin/barchan-bench --programs bin --all "$@"

@@ -4,6 +4,7 @@
 # with tests; images does that for each architecture, into bin/images. With another argument
 # it builds a server for tests instead: failpoints builds bin/barchan-failpoints, which tests
 # can kill at points of their choice, and race builds bin/barchan-race, which reports data races.
+# bench builds bin/barchan-bench, which `barchan bench` runs.
 source "$(dirname "$0")/lib.sh"
 
 version=$(git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -25,6 +26,10 @@ with_race_detector() {
 	CGO_ENABLED=1 go build -buildvcs=false -ldflags "-X main.version=$version" -race -o bin/barchan-race ./cmd/barchan
 }
 
+bench() {
+	go build -buildvcs=false "$@" -ldflags "-s -w" -o bin/barchan-bench ./test/bench
+}
+
 mkdir -p bin
 case ${1:-} in
 failpoints) step "build barchan $version with failpoints" with_failpoints && exit ;;
@@ -41,6 +46,11 @@ images)
 	done
 	exit
 	;;
-release) step "build barchan $version" compile bin/ -trimpath && exit ;;
+bench) bench && exit ;;
+release)
+	step "build barchan $version" compile bin/ -trimpath
+	step "build the bench" bench -trimpath
+	exit
+	;;
 esac
 step "build barchan $version" compile bin/

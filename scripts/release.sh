@@ -21,7 +21,7 @@ stage() {
 	local lib=$tree/usr/lib/barchan share=$tree/usr/share file
 	install -d "$lib" "$tree/usr/bin" "$share/doc/barchan" "$share/man/man1" \
 		"$share/bash-completion/completions" "$share/zsh/vendor-completions" "$share/fish/vendor_completions.d"
-	for file in bin/barchan bin/barchan-agent "$BIN_DIR/runsc" "$BIN_DIR/containerd" "$BIN_DIR/barchan-volumefs"; do
+	for file in bin/barchan bin/barchan-agent bin/barchan-bench "$BIN_DIR/runsc" "$BIN_DIR/containerd" "$BIN_DIR/barchan-volumefs"; do
 		is_static "$file" || die "$file is not a static program"
 		install -m 0755 "$file" "$lib/"
 	done

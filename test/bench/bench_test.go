@@ -57,6 +57,35 @@ func TestParseBenchmark(t *testing.T) {
 	}
 }
 
+// TestPage: the page has each figure with its floor and target, and is whole or not there.
+func TestPage(t *testing.T) {
+	r := newReport()
+	r.Version, r.Ended = "barchan <1>", r.Began.Add(time.Minute)
+	r.add("create", "cold & fresh", "ms", samples{100, 110, 120}).over("bare runsc", 80).atMost(90)
+	r.one("create", "nothing", "ms", math.NaN())
+	r.one("exec", "rate", "MB/s", 5).atLeast(4)
+	r.Steps = []step{{Class: "gvisor", Name: "snapshot", Mean: 4, Share: 0.05}}
+	path := filepath.Join(t.TempDir(), "report.html")
+	if err := r.savePage(path); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"barchan &lt;1&gt;", "cold &amp; fresh", "110 ms", "80 bare runsc", "1.38", "&lt;= 90: missed", "&gt;= 4: met", `class="floor" x="170.7"`, "4.0 ms, 5 %", "NaN ms"} {
+		if !strings.Contains(string(got), want) {
+			t.Errorf("the page lacks %q:\n%s", want, got)
+		}
+	}
+	if err := r.savePage(filepath.Join(filepath.Dir(path), "none", "x.html")); err == nil || !strings.HasPrefix(err.Error(), "--html: ") {
+		t.Errorf("a directory that is missing: %v", err)
+	}
+	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) != 1 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 // TestDeadClusters: what another process may use stays.
 func TestDeadClusters(t *testing.T) {
 	namespaces := []string{"bcl31sb", "bcl31r1", "bcl31r12", "bcl72r1", "bcl3", "bclxr1", "be123", "abcl31r1", "bcl31r1x"}

@@ -41,7 +41,9 @@ func main() {
 type options struct {
 	json     bool
 	quick    bool
+	all      bool
 	only     string
+	html     string
 	dir      string
 	programs string
 }
@@ -59,14 +61,16 @@ type part struct {
 	name    string
 	measure func(context.Context, *bench) error
 	alone   bool // it needs no server
+	// source says that it needs the source tree with Go, or installs packages: it is measured only where it is asked for.
+	source bool
 }
 
 // parts lists the chapters in their order. Those that leave the server busy come last.
 func parts() []part {
 	return []part{
-		{name: "gateway", measure: measureGateway, alone: true},
+		{name: "gateway", source: true, measure: measureGateway, alone: true},
 		{name: "boot", measure: measureBoot},
-		{name: "api", measure: measureAPI},
+		{name: "api", source: true, measure: measureAPI},
 		{name: "create", measure: measureCreate},
 		{name: "exec", measure: measureExec},
 		{name: "claim", measure: measureClaim},
@@ -74,9 +78,9 @@ func parts() []part {
 		{name: "interpreter", measure: measureInterpreter},
 		{name: "transfer", measure: measureTransfer},
 		{name: "volume", measure: measureVolume},
-		{name: "address", measure: measureAddress},
-		{name: "peers", measure: measurePeers},
-		{name: "neighbors", measure: measureNeighbors},
+		{name: "address", source: true, measure: measureAddress},
+		{name: "peers", source: true, measure: measurePeers},
+		{name: "neighbors", source: true, measure: measureNeighbors},
 		{name: "sleep", measure: measureSleep},
 		{name: "scale", measure: measureScale},
 		{name: "memory", measure: measureMemory},
@@ -113,6 +117,9 @@ func (b *bench) run(ctx context.Context, stdout io.Writer) error {
 	if err != nil && len(b.report.Figures) == 0 {
 		return err
 	}
+	if b.html != "" {
+		err = errors.Join(err, b.report.savePage(b.html))
+	}
 	if b.json {
 		return errors.Join(err, b.report.writeJSON(stdout))
 	}
@@ -125,22 +132,29 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.SetOutput(stderr)
 	f.BoolVar(&o.json, "json", false, "print JSON instead of a table")
 	f.BoolVar(&o.quick, "quick", false, "a tenth of the rounds, to try whether it works")
-	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: gateway, boot, api, create, exec, claim, build, interpreter, transfer, volume, address, peers, neighbors, sleep, scale, memory")
+	f.BoolVar(&o.all, "all", false, "measure also what needs the source tree with Go, or packages that it installs")
+	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: "+strings.Join(names(), ", "))
+	f.StringVar(&o.html, "html", "", "write the report with plots to this `file` too")
 	f.StringVar(&o.dir, "dir", "/var/tmp", "where the server's data lie while it runs; on a disk, or the figures are of memory")
 	f.StringVar(&o.programs, "programs", "bin", "directory of barchan and barchan-agent")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
-	var known []string
-	for _, p := range parts() {
-		known = append(known, p.name)
-	}
+	known := names()
 	for _, name := range o.wanted() {
 		if !slices.Contains(known, name) {
-			return o, fmt.Errorf("-only: %q is none of %s", name, strings.Join(known, ", "))
+			return o, fmt.Errorf("--only: %q is none of %s", name, strings.Join(known, ", "))
 		}
 	}
 	return o, nil
+}
+
+func names() []string {
+	var names []string
+	for _, p := range parts() {
+		names = append(names, p.name)
+	}
+	return names
 }
 
 func (o options) wanted() []string {
@@ -175,7 +189,10 @@ func (b *bench) measure(ctx context.Context) (err error) {
 
 func (b *bench) wants(p part) bool {
 	w := b.wanted()
-	return w == nil || slices.Contains(w, p.name)
+	if w == nil {
+		return b.all || !p.source
+	}
+	return slices.Contains(w, p.name)
 }
 
 func (b *bench) needsServer() bool {

@@ -178,33 +178,27 @@ func (f *figure) cells() []string {
 		cells[4], cells[5] = fmt.Sprintf("%s %s", number(f.Floor.Median), f.Floor.Name), number(f.Floor.Ratio)
 	}
 	if f.Bar != nil {
-		sign, verdict := "<=", "missed"
-		if f.Bar.AtLeast {
-			sign = ">="
-		}
-		if f.Bar.Met {
-			verdict = "met"
-		}
-		cells[6] = fmt.Sprintf("%s %s: %s", sign, number(f.Bar.Value), verdict)
+		cells[6] = f.Bar.text()
 	}
 	return cells
 }
 
+func (b *bar) text() string {
+	sign, verdict := "<=", "missed"
+	if b.AtLeast {
+		sign = ">="
+	}
+	if b.Met {
+		verdict = "met"
+	}
+	return fmt.Sprintf("%s %s: %s", sign, number(b.Value), verdict)
+}
+
 // writeSteps prints where a cold create goes, a column for each class.
 func (r *report) writeSteps(w io.Writer) error {
-	if len(r.Steps) == 0 {
+	names, classes, of := r.stepTable()
+	if len(names) == 0 {
 		return nil
-	}
-	var names, classes []string
-	of := map[[2]string]step{}
-	for _, s := range r.Steps {
-		if !slices.Contains(names, s.Name) {
-			names = append(names, s.Name)
-		}
-		if !slices.Contains(classes, s.Class) {
-			classes = append(classes, s.Class)
-		}
-		of[[2]string{s.Class, s.Name}] = s
 	}
 	fmt.Fprintln(w, "\nSteps of a cold create, mean and share of the whole. Chains run side by side (address and network beside snapshot\n"+
 		"and mount; bundle beside record; agent beside hold), so the shares of the steps add up to more than the node's.")
@@ -219,6 +213,21 @@ func (r *report) writeSteps(w io.Writer) error {
 		fmt.Fprintln(tw, strings.Join(row, "\t")+"\t")
 	}
 	return tw.Flush()
+}
+
+// stepTable returns the rows and columns of the steps, and each step by class and name.
+func (r *report) stepTable() (names, classes []string, of map[[2]string]step) {
+	of = map[[2]string]step{}
+	for _, s := range r.Steps {
+		if !slices.Contains(names, s.Name) {
+			names = append(names, s.Name)
+		}
+		if !slices.Contains(classes, s.Class) {
+			classes = append(classes, s.Class)
+		}
+		of[[2]string{s.Class, s.Name}] = s
+	}
+	return names, classes, of
 }
 
 // number prints three significant digits, and whole numbers from 100 on.

@@ -1,0 +1,73 @@
+package admin
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+)
+
+// benchProgram is beside barchan. It is a program of its own, so that barchan has nothing of it in memory.
+const benchProgram = "barchan-bench"
+
+// BenchCommand returns `barchan bench`.
+func BenchCommand(a *app.App) *cobra.Command {
+	var only, out, dir string
+	var quick bool
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure this machine, and write a report with plots",
+		Long: "Measure creates, claims, commands, transfers, sleep and forks on this machine, and write a report as a web page. It starts a server of its own\n" +
+			"beside a running one, with its own directories, ports and addresses, and removes it at the end, also after Ctrl-C. Each result stands beside a floor:\n" +
+			"what the same work costs here without Barchan, measured in the same run. It needs root, and 10 to 15 minutes on two processors; --quick only shows\n" +
+			"that it works. Results are only as quiet as the machine: the report says its load.",
+		Example: "  barchan bench\n  barchan bench --only create,claim --json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			program, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			programs := filepath.Dir(program)
+			program = filepath.Join(programs, benchProgram)
+			if _, err := os.Stat(program); err != nil {
+				return fmt.Errorf("%w; it is part of the package of Barchan, and `make bench` builds it in a source tree: %w", err, errs.ErrUnavailable)
+			}
+			args := []string{"--programs", programs, "--html", out, "--dir", dir}
+			if only != "" {
+				args = append(args, "--only", only)
+			}
+			if quick {
+				args = append(args, "--quick")
+			}
+			if a.JSON {
+				args = append(args, "--json")
+			}
+			child := exec.CommandContext(cmd.Context(), program, args...)
+			child.Stdout, child.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+			child.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's Ctrl-C reaches it once, by Cancel
+			child.Cancel = func() error { return child.Process.Signal(syscall.SIGTERM) }
+			if err := child.Run(); err != nil {
+				var exit *exec.ExitError
+				if errors.As(err, &exit) {
+					return fmt.Errorf("the measurements failed; see above: %w", err)
+				}
+				return err
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "The report is in %s.\n", out)
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&only, "only", "", "measure only these `parts`, separated by commas: boot, create, exec, claim, build, interpreter, transfer, volume, sleep, scale, memory")
+	f.StringVar(&out, "out", "barchan-bench.html", "`file` of the report")
+	f.StringVar(&dir, "dir", "/var/tmp", "`directory` for the server's data while it runs; on a disk, or the results are of memory")
+	f.BoolVar(&quick, "quick", false, "a tenth of the rounds")
+	return a.JSONFlag(cmd)
+}
