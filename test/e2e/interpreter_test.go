@@ -68,6 +68,7 @@ func TestInterpreter(t *testing.T) {
 	})
 	t.Logf("the pool is full after %s", time.Since(began).Round(time.Second))
 
+	t.Run("tutorial", func(t *testing.T) { s.in(t).follow(t, "tutorial-interpreter") })
 	t.Run("Go client", func(t *testing.T) { testGoInterpreter(t, s.in(t)) })
 	t.Run("again", func(t *testing.T) {
 		s := s.in(t)
