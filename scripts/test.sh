@@ -108,4 +108,4 @@ fi
 
 [[ -z ${PKG:-}${RUN:-} ]] || exit 0
 # What is there only in the server that tests can kill.
-CGO_ENABLED=1 go test -race -tags failpoints ./internal/base/failpoint
+CGO_ENABLED=1 go test -vet=off -race -tags failpoints ./internal/base/failpoint
