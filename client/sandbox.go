@@ -73,7 +73,7 @@ func (s *Sandbox) Info(ctx context.Context) (SandboxDetail, error) {
 	return s.client.Get(ctx, s.SandboxID)
 }
 
-// Metrics reads the samples of the sandbox.
+// Metrics reads the samples of the sandbox, oldest first: one for every ten seconds of the last hour, and the present.
 func (s *Sandbox) Metrics(ctx context.Context) ([]Metric, error) {
 	return s.client.Metrics(ctx, s.SandboxID)
 }

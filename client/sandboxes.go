@@ -105,7 +105,7 @@ func (c *Client) SetNetwork(ctx context.Context, id string, n Network) error {
 	return c.do(ctx, http.MethodPut, sandboxPath(id, "/network"), n)
 }
 
-// Metrics reads the samples of a sandbox.
+// Metrics reads the samples of a sandbox, oldest first: one for every ten seconds of the last hour, and the present.
 func (c *Client) Metrics(ctx context.Context, id string) ([]Metric, error) {
 	return fetch[[]Metric](ctx, c, http.MethodGet, sandboxPath(id, "/metrics"), nil)
 }

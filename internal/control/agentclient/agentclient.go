@@ -147,6 +147,25 @@ func (b *Client) Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, er
 	return agent.Metrics(ctx)
 }
 
+// StatsHistory returns what a running sandbox has used in the last hour, oldest first, and last what it uses now. From an
+// agent that keeps no history it returns the last alone.
+func (b *Client) StatsHistory(ctx context.Context, s *agents.Sandbox) ([]envd.Metrics, error) {
+	agent, err := b.Agent(s)
+	if err != nil {
+		return nil, err
+	}
+	all, err := agent.MetricsHistory(ctx)
+	var answer *envd.Error
+	if err != nil && !(errors.As(err, &answer) && answer.Status == http.StatusNotFound) {
+		return nil, err
+	}
+	now, err := agent.Metrics(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return append(all, now), nil
+}
+
 // Logs returns the log lines of a container, the first one if empty, that are not older than since, oldest first.
 func (b *Client) Logs(ctx context.Context, s *agents.Sandbox, container string, since time.Time) (lines []envd.LogLine, err error) {
 	agent, err := b.Agent(s)

@@ -248,6 +248,36 @@ func TestKeptConnectionIsVerified(t *testing.T) {
 	}
 }
 
+// TestStatsHistory: an agent older than the route has the present sample alone; other errors are errors.
+func TestStatsHistory(t *testing.T) {
+	status := http.StatusNotFound
+	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == envd.PathMetrics:
+			_, _ = io.WriteString(w, `{"ts":3}`)
+		case status == http.StatusOK:
+			_, _ = io.WriteString(w, `[{"ts":1},{"ts":2}]`)
+		default:
+			w.WriteHeader(status)
+		}
+	}))
+	t.Cleanup(agent.Close)
+	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := New(Config{Tokens: tokens, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", agent.Listener.Addr().String())
+	}})
+	for _, c := range []struct{ status, want int }{{http.StatusNotFound, 1}, {http.StatusOK, 3}, {http.StatusInternalServerError, 0}} {
+		status = c.status
+		all, err := b.StatsHistory(t.Context(), spare("a"))
+		if len(all) != c.want || (err != nil) != (c.want == 0) {
+			t.Errorf("%d: %+v, %v", c.status, all, err)
+		}
+	}
+}
+
 // TestNoRedirect: an agent does not choose where a request goes.
 func TestNoRedirect(t *testing.T) {
 	other := newListener(t)

@@ -162,6 +162,30 @@ func TestMetricsOfTheDisk(t *testing.T) {
 	}
 }
 
+// TestMetricsOverTime: samples of before the create are another sandbox's, and the machine's disk is not the sandbox's.
+func TestMetricsOverTime(t *testing.T) {
+	f := newFixture(t)
+	a := f.mustCreate(t, request("base"))
+	now := time.Now().Unix()
+	f.witness.history = []envd.Metrics{
+		{Timestamp: now - 100, MemUsed: 1}, {Timestamp: now + 1, MemUsed: 2, DiskUsed: 5, DiskTotal: 1 << 20},
+		{Timestamp: now + 2, MemUsed: 3, DiskUsed: 1 << 40, DiskTotal: 1 << 42},
+	}
+	total := uint64(a.Size.DiskMB) << 20
+	got, err := f.Sandboxes.Metrics(t.Context(), team, string(a.ID), time.Time{}, time.Time{})
+	if err != nil || len(got) != 3 || got[0].MemUsed != 2 || got[0].DiskUsed != 5 || got[1].DiskUsed != 4096 || got[0].DiskTotal != total || got[2].MemUsed != 7 {
+		t.Errorf("Metrics = %+v, %v", got, err)
+	}
+	got, err = f.Sandboxes.Metrics(t.Context(), team, string(a.ID), time.Unix(now+1, 0), time.Unix(now, 0).Add(500*time.Millisecond))
+	if err == nil || got != nil {
+		t.Errorf("an interval that ends before it starts: %+v, %v", got, err)
+	}
+	got, err = f.Sandboxes.Metrics(t.Context(), team, string(a.ID), time.Unix(now+2, 0), time.Unix(now+2, 0))
+	if err != nil || len(got) != 1 || got[0].MemUsed != 3 {
+		t.Errorf("Metrics of two seconds = %+v, %v", got, err)
+	}
+}
+
 func TestMetricsAndLogs(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()

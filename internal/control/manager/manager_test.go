@@ -43,10 +43,18 @@ var (
 
 const team = "team-a"
 
-type fakeWitness struct{ lines []envd.LogLine }
+type fakeWitness struct {
+	lines   []envd.LogLine
+	history []envd.Metrics
+}
 
 func (f *fakeWitness) Stats(context.Context, *agents.Sandbox) (envd.Metrics, error) {
 	return envd.Metrics{Timestamp: time.Now().Unix(), CPUCount: 2, MemUsed: 7, DiskUsed: 1 << 40, DiskTotal: 1 << 42}, nil // the machine's disk
+}
+
+func (f *fakeWitness) StatsHistory(ctx context.Context, s *agents.Sandbox) ([]envd.Metrics, error) {
+	now, err := f.Stats(ctx, s)
+	return append(slices.Clone(f.history), now), err
 }
 
 func (f *fakeWitness) Logs(context.Context, *agents.Sandbox, string, time.Time) ([]envd.LogLine, error) {

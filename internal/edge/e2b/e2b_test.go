@@ -45,6 +45,11 @@ func (fakeWitness) Stats(context.Context, *agents.Sandbox) (envd.Metrics, error)
 	return envd.Metrics{Timestamp: time.Now().Unix(), CPUCount: 2, CPUUsedPct: 1.5, MemTotal: 1 << 30, MemUsed: 1 << 20}, nil
 }
 
+func (f fakeWitness) StatsHistory(ctx context.Context, s *agents.Sandbox) ([]envd.Metrics, error) {
+	now, err := f.Stats(ctx, s)
+	return []envd.Metrics{now}, err
+}
+
 func (fakeWitness) Logs(context.Context, *agents.Sandbox, string, time.Time) ([]envd.LogLine, error) {
 	at := time.Unix(1700000000, 0)
 	return []envd.LogLine{

@@ -62,6 +62,7 @@ type Agent struct {
 	uploads    *files.Uploads
 	watchers   *files.Watchers
 	meter      *usage.Sampler
+	history    *usage.History
 	trust      *trust
 	oom        *oom.Killer
 	etc        *etc
@@ -103,7 +104,7 @@ func newAgent(cfg *envd.Config, file string, out io.Writer) *Agent {
 		cfg: cfg, file: file, log: log, book: book, settings: s, users: settings.Users{Accounts: acc, Settings: s}, reaper: r,
 		processes:  process.NewTable(log, r, s),
 		entrypoint: &entrypoint{log: log, cfg: cfg, settings: s, reaper: r, book: book}, containers: newContainers(log),
-		uploads: files.NewUploads(), watchers: files.NewWatchers(), meter: usage.NewSampler(), trust: systemTrust(),
+		uploads: files.NewUploads(), watchers: files.NewWatchers(), meter: usage.NewSampler(), history: usage.NewHistory(log), trust: systemTrust(),
 		oom: &oom.Killer{Proc: "/proc", Signal: signal},
 		etc: &etc{root: "/"}, requests: newRequests(),
 	}
@@ -140,6 +141,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	reaping, stopReaping := context.WithCancel(context.WithoutCancel(ctx))
 	wg.Go(func() { _ = a.reaper.Run(reaping) })
 	wg.Go(func() { a.entrypoint.run(serving) })
+	if a.cfg.Container == "" {
+		wg.Go(func() { a.history.Run(serving) })
+	}
 	served := make(chan error, 1)
 	wg.Go(func() { served <- srv.Serve(ln) })
 	a.log.InfoContext(ctx, "agent serves", "address", ln.Addr().String(), "version", envd.Version)

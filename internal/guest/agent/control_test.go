@@ -40,7 +40,7 @@ func TestToken(t *testing.T) {
 		t.Errorf("before there is a token: %v", err)
 	}
 	noError(t, open.Init(ctx, envd.InitRequest{AccessToken: "first"}))
-	for _, path := range []string{"/metrics", "/envs", "/internal/entrypoint", "/internal/logs", "/nothing"} {
+	for _, path := range []string{"/metrics", "/metrics/history", "/envs", "/internal/entrypoint", "/internal/logs", "/nothing"} {
 		for _, header := range [][]string{nil, {"X-Access-Token", "wrong"}} {
 			if status, _, body := a.do("GET", path, "", header...); status != 401 {
 				t.Errorf("%s %v: %d %s", path, header, status, body)
@@ -262,6 +262,9 @@ func TestMetrics(t *testing.T) {
 	if m.CPUCount < 1 || m.CPUUsedPct < 0 || m.CPUUsedPct > 100 || m.MemTotal == 0 || m.MemUsed == 0 || m.MemUsed > m.MemTotal ||
 		m.DiskTotal == 0 || m.DiskUsed > m.DiskTotal || time.Since(time.Unix(m.Timestamp, 0)).Abs() > time.Minute {
 		t.Errorf("%+v", m)
+	}
+	if kept, err := a.client("root").MetricsHistory(t.Context()); err != nil || len(kept) > 0 {
+		t.Errorf("kept before the first interval: %+v, %v", kept, err)
 	}
 	_, _, body := a.do("GET", "/metrics", "")
 	for _, key := range []string{"ts", "cpu_count", "cpu_used_pct", "mem_total", "mem_used", "mem_cache", "disk_used", "disk_total"} {

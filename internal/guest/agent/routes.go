@@ -36,24 +36,25 @@ func (a *Agent) handler() http.Handler {
 		&files.RPC{Users: a.users, Uploads: a.uploads, Watchers: a.watchers}, opts...))
 	files := &files.HTTP{Users: a.users, Uploads: a.uploads}
 	for route, h := range map[string]func(http.ResponseWriter, *http.Request) error{
-		"GET " + envd.PathHealth:     reply.NoContent,
-		"GET " + envd.PathMetrics:    a.getMetrics,
-		"GET " + envd.PathEnvs:       a.getEnvs,
-		"GET " + envd.PathFiles:      files.Download,
-		"POST " + envd.PathFiles:     files.Upload,
-		"POST " + envd.PathCompose:   files.Compose,
-		"POST " + envd.PathInit:      a.postInit,
-		"POST " + envd.PathFreeze:    a.postFreeze,
-		"POST " + envd.PathUnfreeze:  reply.NoContent,
-		"POST " + envd.PathRestored:  a.postRestored,
-		"POST " + envd.PathOOMKill:   a.postOOMKill,
-		"GET " + envd.PathEntrypoint: a.getEntrypoint,
-		"GET " + envd.PathIdentity:   a.getIdentity,
-		"GET " + envd.PathLogs:       a.getLogs,
-		"GET " + envd.PathPorts:      a.getPorts,
-		"GET " + envd.PathConnect:    a.getConnect,
-		"GET " + envd.PathSFTP:       a.getSFTP,
-		"POST " + envd.PathRestart:   a.postRestart,
+		"GET " + envd.PathHealth:         reply.NoContent,
+		"GET " + envd.PathMetrics:        a.getMetrics,
+		"GET " + envd.PathMetricsHistory: a.getMetricsHistory,
+		"GET " + envd.PathEnvs:           a.getEnvs,
+		"GET " + envd.PathFiles:          files.Download,
+		"POST " + envd.PathFiles:         files.Upload,
+		"POST " + envd.PathCompose:       files.Compose,
+		"POST " + envd.PathInit:          a.postInit,
+		"POST " + envd.PathFreeze:        a.postFreeze,
+		"POST " + envd.PathUnfreeze:      reply.NoContent,
+		"POST " + envd.PathRestored:      a.postRestored,
+		"POST " + envd.PathOOMKill:       a.postOOMKill,
+		"GET " + envd.PathEntrypoint:     a.getEntrypoint,
+		"GET " + envd.PathIdentity:       a.getIdentity,
+		"GET " + envd.PathLogs:           a.getLogs,
+		"GET " + envd.PathPorts:          a.getPorts,
+		"GET " + envd.PathConnect:        a.getConnect,
+		"GET " + envd.PathSFTP:           a.getSFTP,
+		"POST " + envd.PathRestart:       a.postRestart,
 		// The runtime API of agent-sandbox's clients.
 		"POST /execute":           a.postExecute,
 		"POST /upload":            files.Upload,
@@ -89,6 +90,10 @@ func (a *Agent) getMetrics(w http.ResponseWriter, _ *http.Request) error {
 		return err
 	}
 	return reply.JSON(w, m)
+}
+
+func (a *Agent) getMetricsHistory(w http.ResponseWriter, _ *http.Request) error {
+	return reply.JSON(w, a.history.Samples())
 }
 
 func (a *Agent) getEnvs(w http.ResponseWriter, _ *http.Request) error {

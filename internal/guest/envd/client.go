@@ -113,6 +113,16 @@ func (c *Client) Metrics(ctx context.Context) (Metrics, error) {
 	return m, err
 }
 
+// MetricsHistory reads the kept samples of the resource usage, oldest first. An agent older than this route answers 404, an
+// [Error].
+func (c *Client) MetricsHistory(ctx context.Context) ([]Metrics, error) {
+	var all []Metrics
+	if err := c.call(ctx, http.MethodGet, PathMetricsHistory, nil, &all); err != nil {
+		return nil, err
+	}
+	return all[max(0, len(all)-MaxMetrics):], nil
+}
+
 // Envs reads the environment that the agent gives to processes.
 func (c *Client) Envs(ctx context.Context) (map[string]string, error) {
 	var m map[string]string

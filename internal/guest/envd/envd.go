@@ -46,6 +46,8 @@ const (
 const (
 	PathHealth  = "/health"
 	PathMetrics = "/metrics"
+	// PathMetricsHistory answers GET with the kept Metrics, oldest first.
+	PathMetricsHistory = "/metrics/history"
 	PathEnvs    = "/envs"
 	PathFiles   = "/files"
 	PathCompose = "/files/compose"
@@ -113,6 +115,12 @@ const RestoredText = "the sandbox was restored from a checkpoint"
 
 // TrailerError has, after the body of a stream that is no RPC, why it ended before its time.
 const TrailerError = "X-Barchan-Error"
+
+// The agent measures at each MetricsInterval and keeps MaxMetrics of what it measures, an hour's.
+const (
+	MetricsInterval = 10 * time.Second
+	MaxMetrics      = 360
+)
 
 // Metrics is the resource usage of a sandbox; sizes are bytes.
 type Metrics struct {

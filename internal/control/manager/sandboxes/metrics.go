@@ -29,8 +29,8 @@ const (
 	statsAtOnce   = 8
 )
 
-// Metrics returns the samples of the interval; a zero bound is open. Only the present is sampled, so there is one
-// sample if the sandbox runs and the interval includes now.
+// Metrics returns the samples of the interval, oldest first; a zero bound is open. The sandbox itself keeps those of an hour, one
+// for every envd.MetricsInterval, and the present is sampled. One that does not run has none.
 func (st *Store) Metrics(ctx context.Context, namespace, id string, from, to time.Time) ([]envd.Metrics, error) {
 	if !from.IsZero() && !to.IsZero() && from.After(to) {
 		return nil, apistatus.Refuse(errs.ErrInvalid, "start: must not be after end")
@@ -42,18 +42,30 @@ func (st *Store) Metrics(ctx context.Context, namespace, id string, from, to tim
 	if sandbox.PhaseOf(s) != sandbox.Running {
 		return nil, nil
 	}
-	stats, err := st.Agents.Stats(ctx, s)
+	all, err := st.Agents.StatsHistory(ctx, s)
 	if err != nil {
 		return nil, fmt.Errorf("read usage of sandbox %s: %w", id, err)
 	}
-	if err := st.setDisk(ctx, s, &stats); err != nil {
-		return nil, err
-	}
-	at := time.Unix(stats.Timestamp, 0)
-	if (!from.IsZero() && at.Before(from.Truncate(time.Second))) || (!to.IsZero() && at.After(to.Add(time.Second))) {
+	if len(all) == 0 {
 		return nil, nil
 	}
-	return []envd.Metrics{stats}, nil
+	now := &all[len(all)-1]
+	if err := st.setDisk(ctx, s, now); err != nil {
+		return nil, err
+	}
+	for i := range all[:len(all)-1] {
+		if m := &all[i]; m.DiskTotal > now.DiskTotal+now.DiskTotal/4 { // the machine's, where the sandbox has no disk of its own
+			m.DiskUsed = now.DiskUsed
+		}
+		all[i].DiskTotal = now.DiskTotal
+	}
+	if from.Before(s.CreationTimestamp.Time) {
+		from = s.CreationTimestamp.Time // a fork has the samples of its origin
+	}
+	return slices.DeleteFunc(all, func(m envd.Metrics) bool {
+		at := time.Unix(m.Timestamp, 0)
+		return at.Before(from.Truncate(time.Second)) || (!to.IsZero() && at.After(to.Add(time.Second)))
+	}), nil
 }
 
 // setDisk replaces the agent's numbers, which are the machine's, by the sandbox's own limit and written bytes.
@@ -83,10 +95,10 @@ func (st *Store) MetricsOf(ctx context.Context, namespace string, ids []string) 
 	group.SetLimit(statsAtOnce)
 	for _, id := range ids {
 		group.Go(func() error {
-			got, err := st.Metrics(ctx, namespace, id, time.Time{}, time.Time{})
-			if len(got) > 0 {
+			got, err := st.sample(ctx, namespace, id)
+			if got != (envd.Metrics{}) {
 				mu.Lock()
-				all[id] = got[0]
+				all[id] = got
 				mu.Unlock()
 			}
 			if err != nil && !errors.Is(err, errs.ErrNotFound) {
@@ -99,6 +111,22 @@ func (st *Store) MetricsOf(ctx context.Context, namespace string, ids []string) 
 		return nil, fmt.Errorf("read usage: %w", err)
 	}
 	return all, nil
+}
+
+// sample returns the present usage of a sandbox; zero if it does not run.
+func (st *Store) sample(ctx context.Context, namespace, id string) (envd.Metrics, error) {
+	s, err := st.find(ctx, namespace, id)
+	if err != nil || sandbox.PhaseOf(s) != sandbox.Running {
+		return envd.Metrics{}, err
+	}
+	m, err := st.Agents.Stats(ctx, s)
+	if err == nil {
+		err = st.setDisk(ctx, s, &m)
+	}
+	if err != nil {
+		return envd.Metrics{}, err
+	}
+	return m, nil
 }
 
 // LogRequest selects log lines of a sandbox. Its zero value is the first MaxLogLines.

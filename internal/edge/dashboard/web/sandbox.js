@@ -88,7 +88,7 @@ function Facts({ data, row }) {
   return html`<dl class="facts-list">${list.map(([k, v]) => html`<dt key=${k}>${k}</dt><dd>${v}</dd>`)}</dl>`;
 }
 
-const kept = 300; // samples of a chart: ten minutes
+const kept = 660; // samples of a chart: an hour that the sandbox has kept, and ten minutes since
 
 function Charts({ id, row, running }) {
   const samples = useRef([]);
@@ -101,8 +101,13 @@ function Charts({ id, row, running }) {
     const read = async () => {
       try {
         if (!document.hidden) {
-          const [s] = await get(`rest/sandboxes/${id}/metrics`, { background: true, signal: abort.signal });
-          if (s) { samples.current = [...samples.current.slice(1 - kept), { ...s, at: Date.now() / 1000 }]; draw((n) => n + 1); }
+          const since = samples.current.length ? '?start=' + samples.current.at(-1).timestampUnix : ''; // the first read has the past too
+          const found = await get(`rest/sandboxes/${id}/metrics${since}`, { background: true, signal: abort.signal });
+          const last = found.pop();
+          if (last) {
+            samples.current = [...samples.current, ...(since ? [] : found.map((s) => ({ ...s, at: s.timestampUnix }))), { ...last, at: Date.now() / 1000 }].slice(-kept);
+            draw((n) => n + 1);
+          }
           setError(null);
         }
       } catch (e) { if (abort.signal.aborted) return; setError(e); }

@@ -1,6 +1,6 @@
-// Package usage measures a sandbox's use of CPU, memory and disk. It keeps no history.
+// Package usage measures a sandbox's use of CPU, memory and disk, and keeps the samples of the last hour.
 //
-// Sampler.mu is a leaf.
+// Sampler.mu and History.mu are leaves.
 package usage
 
 import (
