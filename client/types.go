@@ -151,6 +151,8 @@ type SandboxDetail struct {
 	Lifecycle  Lifecycle `json:"lifecycle"`
 	// Memory is where the memory of a paused sandbox is: RAM or Disk; empty without saved memory.
 	Memory string `json:"memory,omitempty"`
+	// MemoryBytes is the size of that memory on disk; 0 in RAM.
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 	// Containers are those besides the first.
 	Containers []Container `json:"containers,omitempty"`
 }

@@ -637,6 +637,12 @@ func schema_barchan_api_agents_v1beta1_BarchanStatus(ref common.ReferenceCallbac
 							Format:      "",
 						},
 					},
+					"memorySize": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MemorySize is the size in bytes of the memory on disk, which counts against the namespace's quota of stored bytes. The node sets it when the memory is written, and a resume clears it.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
 					"startedAt": {
 						SchemaProps: spec.SchemaProps{
 							Description: "StartedAt is when the sandbox last began to run: at its start, or at a resume.",
@@ -689,7 +695,7 @@ func schema_barchan_api_agents_v1beta1_BarchanStatus(ref common.ReferenceCallbac
 			},
 		},
 		Dependencies: []string{
-			v1beta1.ContainerStatus{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+			v1beta1.ContainerStatus{}.OpenAPIModelName(), resource.Quantity{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 

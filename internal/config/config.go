@@ -135,13 +135,15 @@ type Config struct {
 
 	QuotaSandboxes int               // of each namespace that does not set its own; 0: none, QuotaByMachine
 	QuotaCreates   int               // new sandboxes a second; 0: any number
-	QuotaStored    resource.Quantity // of snapshots, in bytes; zero: any
+	QuotaStored    resource.Quantity // of snapshots and memory of paused sandboxes, in bytes; zero: any, QuotaByMachine
 	QuotaCPU       resource.Quantity // zero: none
 	QuotaMemory    resource.Quantity // zero: none
 	QuotaCounts    string            // running or all
 	// QuotaVolumes and QuotaVolumeCapacity are of each namespace that does not set its own; 0: none.
 	QuotaVolumes        int
 	QuotaVolumeCapacity resource.Quantity
+	// The numbers of other objects that each namespace may have that does not set its own; 0: any number.
+	QuotaTemplates, QuotaSnapshots, QuotaBuilds, QuotaWebhooks, QuotaKeys int
 	// VolumeEndpoints are object stores, as host:port, at addresses that are not public.
 	VolumeEndpoints []string
 
@@ -178,10 +180,12 @@ const (
 	RoleNode = "node"
 )
 
-// QuotaByMachine as QuotaSandboxes allows one sandbox for each MachineShare bytes of the machine's memory.
+// QuotaByMachine as QuotaSandboxes allows one sandbox for each MachineShare bytes of the machine's memory, as QuotaStored
+// MachineStored bytes or half of a smaller disk.
 const (
 	QuotaByMachine = -1
 	MachineShare   = 16 << 20
+	MachineStored  = 1 << 40
 )
 
 // AuditOff is the AuditLog of a server that records nothing.
@@ -257,7 +261,12 @@ func Default() Config {
 		ReserveMemory:       resource.MustParse("256Mi"),
 		QuotaSandboxes:      QuotaByMachine,
 		QuotaCreates:        200,
-		QuotaStored:         resource.MustParse("1Ti"),
+		QuotaStored:         *resource.NewQuantity(QuotaByMachine, resource.DecimalSI),
+		QuotaTemplates:      1000,
+		QuotaSnapshots:      10_000,
+		QuotaBuilds:         100,
+		QuotaWebhooks:       50,
+		QuotaKeys:           1000,
 		QuotaCounts:         QuotaRunning,
 		ClientIdle:          610 * time.Second,
 		GatewayFastPath:     true,

@@ -132,12 +132,17 @@ func (c *Config) table() []Setting {
 
 		{Key: "quotaSandboxes", ptr: &c.QuotaSandboxes, Doc: "sandboxes that a namespace may have without a quota of its own; -1: one for each 16 MiB of the machine's memory, on a cluster any number; 0: any number"},
 		{Key: "quotaCreates", ptr: &c.QuotaCreates, Doc: "new sandboxes a second that a namespace may have, with bursts of five seconds' worth; 0: any number"},
-		{Key: "quotaStored", ptr: &c.QuotaStored, Doc: "sum of the sizes of a namespace's snapshots (default 1Ti, or half of a smaller disk); 0: any"},
+		{Key: "quotaStored", ptr: &c.QuotaStored, Doc: "sum of the sizes of a namespace's snapshots and of the memory of its paused sandboxes on disk; -1: 1Ti, or half of a smaller disk; 0: any"},
 		{Key: "quotaCPU", ptr: &c.QuotaCPU, Doc: "CPUs that a namespace's sandboxes may have together; 0: any number"},
 		{Key: "quotaMemory", ptr: &c.QuotaMemory, Doc: "memory that a namespace's sandboxes may have together; 0: any amount"},
 		{Key: "quotaVolumes", ptr: &c.QuotaVolumes, Doc: "volumes that a namespace may have without a quota of its own; 0: any number"},
 		{Key: "volumeEndpoints", ptr: &c.VolumeEndpoints, Doc: "object stores and NFS servers (host:port) that volumes may use although their addresses are not public, or are this machine's"},
 		{Key: "quotaVolumeCapacity", ptr: &c.QuotaVolumeCapacity, Doc: "sum of the capacities of a namespace's volumes; 0: any"},
+		{Key: "quotaTemplates", ptr: &c.QuotaTemplates, Doc: "templates that a namespace may have, each tag being one; 0: any number"},
+		{Key: "quotaSnapshots", ptr: &c.QuotaSnapshots, Doc: "snapshots that a namespace may have, the layers of builds included; 0: any number"},
+		{Key: "quotaBuilds", ptr: &c.QuotaBuilds, Doc: "template builds of a namespace that have not ended; 0: any number"},
+		{Key: "quotaWebhooks", ptr: &c.QuotaWebhooks, Doc: "webhooks that a namespace may have; 0: any number"},
+		{Key: "quotaKeys", ptr: &c.QuotaKeys, Doc: "API keys that a namespace may have; 0: any number"},
 		{Key: "quotaCounts", ptr: &c.QuotaCounts, Doc: "which sandboxes count: running, or all (paused ones too)"},
 
 		{Key: "clientIdle", ptr: &c.ClientIdle, Doc: "time after which a client's connection without requests is closed"},

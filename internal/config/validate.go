@@ -353,13 +353,27 @@ func (c *Config) checkPools() error {
 }
 
 func (c *Config) checkQuotas() error {
+	for _, number := range []struct {
+		key  string
+		most int
+	}{
+		{"quotaTemplates", c.QuotaTemplates},
+		{"quotaSnapshots", c.QuotaSnapshots},
+		{"quotaBuilds", c.QuotaBuilds},
+		{"quotaWebhooks", c.QuotaWebhooks},
+		{"quotaKeys", c.QuotaKeys},
+	} {
+		if number.most < 0 {
+			return invalid(number.key, "%d is negative, want 0 for any number, or more", number.most)
+		}
+	}
 	switch {
 	case c.QuotaSandboxes < QuotaByMachine:
 		return invalid("quotaSandboxes", "%d is negative, want -1 for the machine's own, 0 for none, or more", c.QuotaSandboxes)
 	case c.QuotaCreates < 0:
 		return invalid("quotaCreates", "%d is negative, want 0 for none, or more", c.QuotaCreates)
-	case c.QuotaStored.Sign() < 0:
-		return invalid("quotaStored", "%s is negative, want 0 for any, or more", &c.QuotaStored)
+	case c.QuotaStored.Sign() < 0 && c.QuotaStored.CmpInt64(QuotaByMachine) != 0:
+		return invalid("quotaStored", "%s is negative, want -1 for the machine's own, 0 for any, or more", &c.QuotaStored)
 	case c.QuotaCPU.Sign() < 0:
 		return invalid("quotaCPU", "%s is negative, want 0 for none, or more", &c.QuotaCPU)
 	case c.QuotaVolumes < 0:

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	authentication "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	authorization "k8s.io/client-go/kubernetes/typed/authorization/v1"
@@ -92,6 +93,9 @@ func (d *Daemon) makeCache(ctx context.Context) (err error) {
 		cfg.Kinds = cache.ControllerKinds()
 	case config.RoleReplica:
 		cfg.Kinds = cache.ReplicaKinds()
+		if d.keepsWebhooks() {
+			cfg.Kinds = append(cfg.Kinds, &corev1.Secret{})
+		}
 	case config.RoleNode:
 		cfg.Kinds = cache.NodeKinds()
 	default: // claims are written directly, which keeps managed fields as the caller has them

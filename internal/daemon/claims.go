@@ -57,7 +57,7 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 		return nil
 	}
 	if d.eventLog, err = eventlog.Open(eventlog.Config{
-		Dir: filepath.Join(d.cfg.DataDir, "events"), Cache: d.cache, Size: d.defaultSize(), Allowed: d.cfg.WebhookAllow, Log: d.cfg.Log, Metrics: d.metrics,
+		Dir: filepath.Join(d.cfg.DataDir, "events"), Cache: d.cache, Quota: d.quotas, Size: d.defaultSize(), Allowed: d.cfg.WebhookAllow, Log: d.cfg.Log, Metrics: d.metrics,
 	}); err != nil {
 		return err
 	}
@@ -76,6 +76,9 @@ func (d *Daemon) makeQuotas() (err error) {
 // sandboxes that it observes while it does not run.
 func (d *Daemon) tableServices() services {
 	list := services{boot.Background("binder", d.binder.Run), {Name: "routes", Run: d.feedTables}}
+	if d.cfg.Role != config.RoleController { // which creates nothing that they count, but sandboxes
+		list = append(list, boot.Service{Name: "quotas", Run: d.feedQuotas})
+	}
 	if d.watches != nil {
 		list = append(list, boot.Background("watch proof", d.proveWatch))
 	}
@@ -128,7 +131,7 @@ func (d *Daemon) webhooks() *webhooks.Service {
 	case d.eventLog != nil:
 		return d.eventLog.Webhooks
 	case d.verifier == nil:
-		return &webhooks.Service{Objects: d.cache.Live(), Allowed: d.cfg.WebhookAllow}
+		return &webhooks.Service{Objects: d.cache.Live(), Quota: d.quotas, Allowed: d.cfg.WebhookAllow}
 	}
 	return nil
 }

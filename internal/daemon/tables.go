@@ -5,8 +5,15 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 )
 
@@ -54,6 +61,46 @@ func (d *Daemon) feedTables(ctx context.Context, ready func()) error {
 	d.routes.MarkSynced()
 	ready()
 	return d.followWatch(ctx)
+}
+
+// feedQuotas passes the watches of what quotas count beside sandboxes to them until ctx is done. It is ready when they have received
+// all that the first lists held.
+func (d *Daemon) feedQuotas(ctx context.Context, ready func()) error {
+	feeds := []func(context.Context, *Daemon) (<-chan struct{}, error){
+		feedQuota[*extensions.SandboxTemplate], feedQuota[*barchan.Checkpoint], feedQuota[*barchan.APIKey],
+	}
+	if d.keepsWebhooks() {
+		feeds = append(feeds, feedQuota[*corev1.Secret])
+	}
+	if d.cfg.Role == config.RoleServer {
+		feeds = append(feeds, feedQuota[*barchan.TemplateBuild])
+	}
+	for _, feed := range feeds {
+		synced, err := feed(ctx, d)
+		if err != nil {
+			return err
+		}
+		select {
+		case <-synced:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the quotas: %w", context.Cause(ctx))
+		}
+	}
+	ready()
+	<-ctx.Done()
+	return nil
+}
+
+// keepsWebhooks reports whether this process serves webhooks: a server and its replicas do, and none on a cluster.
+func (d *Daemon) keepsWebhooks() bool {
+	return d.cfg.Role == config.RoleServer || d.cfg.Role == config.RoleReplica && d.verifier == nil
+}
+
+func feedQuota[T interface {
+	client.Object
+	comparable
+}](ctx context.Context, d *Daemon) (<-chan struct{}, error) {
+	return cache.On(ctx, d.cache, quota.ObserveObjects[T](d.quotas))
 }
 
 // followWatch reports the watch's bookmarks to the routes, which also removes expired hints. A version is reported one interval

@@ -637,12 +637,12 @@ func TestNoRoomToStore(t *testing.T) {
 	}
 	full.Store(false)
 	awaitStored(t, n, s)
-	if seen := n.handles.Lookup(s.UID).Observed(); seen.Memory != agents.MemoryOnDisk {
+	if seen := n.handles.Lookup(s.UID).Observed(); seen.Memory != agents.MemoryOnDisk || seen.MemorySize < 40<<20 {
 		t.Errorf("on disk it is %+v", seen)
 	}
 	resume(t, n, s)
 	p.continues(n)
-	if seen := n.handles.Lookup(s.UID).Observed(); seen.Memory != "" {
+	if seen := n.handles.Lookup(s.UID).Observed(); seen.Memory != "" || seen.MemorySize != 0 {
 		t.Errorf("awake it is %+v", seen)
 	}
 	must(t, n.Remove(t.Context(), refOf(s)))

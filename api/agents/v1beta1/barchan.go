@@ -3,6 +3,7 @@ package v1beta1
 import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -259,6 +260,10 @@ type BarchanStatus struct {
 	// Memory is where a suspended sandbox's memory is kept: RAM or Disk. Empty for all others.
 	// +optional
 	Memory MemoryPlace `json:"memory,omitempty"`
+	// MemorySize is the size in bytes of the memory on disk, which counts against the namespace's quota of stored bytes. The node
+	// sets it when the memory is written, and a resume clears it.
+	// +optional
+	MemorySize *resource.Quantity `json:"memorySize,omitempty"`
 	// StartedAt is when the sandbox last began to run: at its start, or at a resume.
 	// +optional
 	StartedAt *metav1.Time `json:"startedAt,omitempty"`

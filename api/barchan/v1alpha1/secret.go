@@ -4,6 +4,8 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // The form of an API key: KeyPrefix and 40 hex digits, as E2B's clients expect, of which
@@ -31,4 +33,16 @@ func HashKey(secret string) string {
 // NewAPIKeySpec is what is stored of a key that NewKeySecret made.
 func NewAPIKeySpec(secret, description string) APIKeySpec {
 	return APIKeySpec{Description: description, SHA256: HashKey(secret), Prefix: secret[:len(KeyPrefix)+shownDigits]}
+}
+
+// WebhookSecretType is the type of the Secrets that are webhooks, LabelWebhook their label.
+const (
+	WebhookSecretType corev1.SecretType = "barchan.dev/webhook"
+	LabelWebhook      string            = "barchan.dev/webhook"
+)
+
+// IsWebhook reports whether a Secret is a webhook.
+func IsWebhook(s *corev1.Secret) bool {
+	_, labelled := s.Labels[LabelWebhook]
+	return labelled && s.Type == WebhookSecretType
 }

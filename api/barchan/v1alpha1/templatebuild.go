@@ -324,6 +324,11 @@ type TemplateBuild struct {
 	Status TemplateBuildStatus `json:"status,omitempty"`
 }
 
+// Ended reports whether the build has succeeded or failed.
+func (b *TemplateBuild) Ended() bool {
+	return b.Status.Phase == BuildReady || b.Status.Phase == BuildFailed
+}
+
 // TemplateBuildList is a list of builds.
 // +kubebuilder:object:root=true
 type TemplateBuildList struct {

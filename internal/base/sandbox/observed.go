@@ -51,6 +51,8 @@ type Observed struct {
 	Sidecars *Sidecars
 	// Memory is where the memory of a paused sandbox is; empty without saved memory.
 	Memory agents.MemoryPlace
+	// MemorySize is the size in bytes of memory on disk; 0 for any other.
+	MemorySize int64
 	// Message is the reason if State is pending or exited or Probed false, what a paused sandbox has saved, and
 	// what a cluster says of a Pod that is ready.
 	Message string

@@ -91,6 +91,10 @@ func (s *server) testCheckpoint(t *testing.T) {
 		Type: barchan.ConditionReady, Status: metav1.ConditionFalse, Reason: barchan.ReasonFailed, Message: "the disk is full", LastTransitionTime: metav1.Now(),
 	}}})
 	s.run("", "checkpoint", "ls").want(t, 0, "default     mine:v1   mine-v1   worker    py         Ready    MemoryAndFiles   3.0 MiB   -         ", "")
+	s.run("", "quota", "set", "default", "--stored", "1Gi").want(t, 0, "", "")
+	s.run("", "quota", "show", "default").want(t, 0, "stored           1Gi      3.0 MiB", "")
+	s.run("", "quota", "show", "default").want(t, 0, "snapshots        default  2 ", "")
+	s.run("", "quota", "show", "default", "--json").want(t, 0, `"snapshots": 2`, "")
 	s.run("", "checkpoint", "ls", "-A").want(t, 0, "default     -         passing   worker    -          Failed   -                -         fork      ", "")
 	s.run("", "checkpoint", "ls").want(t, 0, "the disk is full\n", "")
 	s.run("", "checkpoint", "show", "mine-v1").want(t, 0, "Runtime     gvisor release-1 sha256:ab\nCPU needs   avx sse\n", "")

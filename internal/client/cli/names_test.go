@@ -76,7 +76,9 @@ func TestShowMemory(t *testing.T) {
 	s.sandboxes[id1].Memory = "Disk"
 	s.run("", "show", id1).want(t, 0, "State        paused\nMemory in    Disk\n", "")
 	s.run("", "show", id1, "--json").want(t, 0, `"memory": "Disk"`, "")
-	s.sandboxes[id1].Memory = ""
+	s.sandboxes[id1].MemoryBytes = 3 << 20
+	s.run("", "show", id1).want(t, 0, "Memory in    Disk, 3.0 MiB\n", "")
+	s.sandboxes[id1].Memory, s.sandboxes[id1].MemoryBytes = "", 0
 	s.run("", "show", id1).want(t, 0, "State        paused\nTemplate", "")
 }
 

@@ -25,9 +25,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// ServerKinds returns what a server reads: all of our kinds.
+// ServerKinds returns what a server reads: all of our kinds, and the Secrets that are webhooks.
 func ServerKinds() []client.Object {
-	return append(ReplicaKinds(), &extensions.SandboxClaim{}, &barchan.TemplateRevision{}, &barchan.TemplateBuild{}, &barchan.Volume{})
+	return append(ReplicaKinds(), &extensions.SandboxClaim{}, &barchan.TemplateRevision{}, &barchan.TemplateBuild{}, &barchan.Volume{}, &corev1.Secret{})
 }
 
 // ReplicaKinds returns what a replica reads.

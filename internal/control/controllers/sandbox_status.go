@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -59,7 +60,10 @@ func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
 		at := metav1.NewTime(seen.StartedAt.Truncate(1e9))
 		status.Barchan.StartedAt = &at
 	}
-	status.Barchan.ExitCode, status.Barchan.Memory = seen.EntrypointExit, seen.Memory
+	status.Barchan.ExitCode, status.Barchan.Memory, status.Barchan.MemorySize = seen.EntrypointExit, seen.Memory, nil
+	if seen.MemorySize > 0 {
+		status.Barchan.MemorySize = resource.NewQuantity(seen.MemorySize, resource.BinarySI)
+	}
 	if seen.Sidecars != nil { // else what is known of them stays: it is paused, or has one container
 		status.Barchan.Containers = *seen.Sidecars
 	}

@@ -483,3 +483,22 @@ func TestGoneObjectIsDoubted(t *testing.T) {
 		t.Errorf("%v, %v, calls %q", s, err, w.machine.calls)
 	}
 }
+
+// TestMemorySize: the status has the size of memory on disk until the sandbox is resumed.
+func TestMemorySize(t *testing.T) {
+	s := &agents.Sandbox{}
+	for _, step := range []struct {
+		name string
+		seen sandbox.Observed
+		want int64
+	}{
+		{"in RAM", sandbox.Observed{State: sandbox.ContainerPaused, Memory: agents.MemoryInRAM}, 0},
+		{"on disk", sandbox.Observed{State: sandbox.ContainerPaused, Memory: agents.MemoryOnDisk, MemorySize: 3 << 20}, 3 << 20},
+		{"resumed", sandbox.Observed{State: sandbox.ContainerRunning, Probed: true}, 0},
+	} {
+		s.Status = *statusOf(s, step.seen)
+		if got := s.Status.Barchan.MemorySize; (got != nil) != (step.want > 0) || got != nil && got.Value() != step.want {
+			t.Errorf("%s: memorySize is %v, want %d", step.name, got, step.want)
+		}
+	}
+}

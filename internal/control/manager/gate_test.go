@@ -7,6 +7,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -50,12 +51,12 @@ func TestClosedGate(t *testing.T) {
 	}
 	wantKind(t, second(f.Sandboxes.Resume(ctx, team, id, time.Minute, nil)), errs.ErrUnavailable, "disk: no room")
 	wantKind(t, second2(f.Sandboxes.Connect(ctx, team, id, time.Minute, nil)), errs.ErrUnavailable, "disk: no room")
-	f.memoryIs(t, v.ID, agents.MemoryInRAM)
+	f.memoryIs(t, v.ID, agents.MemoryInRAM, "0")
 	wantKind(t, second(f.Sandboxes.Resume(ctx, team, id, time.Minute, new(false))), errs.ErrUnavailable, "disk: no room")
 	if err := errors.Join(second(f.Sandboxes.Resume(ctx, team, id, time.Minute, nil)), f.Sandboxes.Pause(ctx, team, id, nil)); err != nil {
 		t.Fatalf("Resume of what is in RAM, and Pause = %v", err)
 	}
-	f.memoryIs(t, v.ID, agents.MemoryOnDisk)
+	f.memoryIs(t, v.ID, agents.MemoryOnDisk, "1Mi")
 	await(t, func() bool {
 		now, err := f.Sandboxes.Get(ctx, team, id)
 		return err == nil && now.Memory == agents.MemoryOnDisk
@@ -76,12 +77,12 @@ func TestClosedGate(t *testing.T) {
 }
 
 // memoryIs sets where the memory of a paused sandbox is, as a node would.
-func (f fixture) memoryIs(t *testing.T, id sandbox.ID, place agents.MemoryPlace) {
+func (f fixture) memoryIs(t *testing.T, id sandbox.ID, place agents.MemoryPlace, size string) {
 	t.Helper()
 	for {
 		s, err := f.cluster.SandboxByID(t.Context(), id)
 		if err == nil {
-			s.Status.Barchan.Memory = place
+			s.Status.Barchan.Memory, s.Status.Barchan.MemorySize = place, new(resource.MustParse(size))
 			err = f.cluster.Status().Update(t.Context(), s)
 		}
 		if err == nil {

@@ -132,7 +132,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{Templates: &templates.Catalog{Cache: cfg.Cache, DefaultSize: cfg.DefaultSize}}
 	log := cfg.Log.With(telemetry.Component, "manager")
 	m.Events, m.Webhooks = cfg.Events, cfg.Webhooks
-	m.Keys = &apikeys.Store{Objects: cfg.Objects, Cache: cfg.Cache, Log: log}
+	m.Keys = &apikeys.Store{Objects: cfg.Objects, Cache: cfg.Cache, Quota: cfg.Quota, Log: log}
 	m.Sandboxes = &sandboxes.Store{
 		Objects: cfg.Objects, Cache: cfg.Cache, Routes: cfg.Routes, Agents: cfg.Agents, Templates: m.Templates, Tokens: cfg.Tokens,
 		Quota: cfg.Quota, Assumed: cfg.Assumed, Log: log, Gate: cfg.Gate, DiskUsed: cfg.DiskUsed,
@@ -147,7 +147,7 @@ func New(cfg Config) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		m.Builds = &builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Snapshots: m.Snapshots, Files: cfg.BuildFiles, Log: log, UploadKey: key, Gate: cfg.Gate}
+		m.Builds = &builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Snapshots: m.Snapshots, Files: cfg.BuildFiles, Quota: cfg.Quota, Log: log, UploadKey: key, Gate: cfg.Gate}
 	}
 	if cfg.VolumeFiles != nil {
 		key, err := cfg.Tokens.Derive(volumes.PurposeTokens)

@@ -4,6 +4,8 @@
 // Spare pool members and dead or terminating sandboxes do not count. Paused sandboxes count only
 // if an annotation of the namespace enables it.
 //
+// Beside sandboxes it bounds what a namespace has on disk ([Quotas.CheckStored]) and the numbers of other objects ([Kind]).
+//
 // A request may wait for room ([Quotas.Await]). The queue of a namespace is fair, and in the memory of
 // one process: it ends with the requests in it.
 //

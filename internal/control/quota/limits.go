@@ -52,8 +52,10 @@ type Limits struct {
 	Volumes, VolumeCapacity Limit
 	// Creates are new sandboxes a second, forks included, with bursts of [Burst] seconds' worth. 0 refuses all.
 	Creates Limit
-	// Stored is the sum of the sizes of a namespace's snapshots, in bytes.
+	// Stored is the sum of the sizes of a namespace's snapshots and of the memory of its paused sandboxes on disk, in bytes.
 	Stored Limit
+	// Objects bound the numbers of objects by [Kind].
+	Objects [kinds]Limit
 	// CountPaused counts paused sandboxes like running ones.
 	CountPaused bool
 }
@@ -88,6 +90,9 @@ func of(ns *corev1.Namespace, defaults Limits) (limits Limits, faults []error) {
 	set(AnnotationVolumeCapacity, &limits.VolumeCapacity, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
 	set(AnnotationCreates, &limits.Creates, parseCount)
 	set(AnnotationStored, &limits.Stored, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
+	for _, kind := range Kinds() {
+		set(kind.Annotation(), &limits.Objects[kind], parseCount)
+	}
 	switch text, given := ns.Annotations[AnnotationCounts]; {
 	case !given:
 	case text == CountRunning || text == CountAll:

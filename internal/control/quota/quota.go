@@ -59,12 +59,14 @@ type Quotas struct {
 	namespaces map[string]*namespaceUsage // +checklocks:mu
 	logged     map[string]string          // the last logged annotation errors by namespace; +checklocks:mu
 	rates      map[string]*rate.Limiter   // of creates by namespace; +checklocks:mu
+	objects    map[counter]*objects       // +checklocks:mu
 }
 
 // namespaceUsage is the use of one namespace; guarded by Quotas.mu.
 type namespaceUsage struct {
 	running, paused Use
-	reserved        Use // by reservations
+	reserved        Use   // by reservations
+	stored          int64 // bytes of the memory on disk
 	sandboxes       map[string]entry
 	reservations    map[*Reservation]struct{}
 	bySandbox       map[string]*Reservation // reservations with a sandbox
@@ -78,6 +80,8 @@ type entry struct {
 	version string
 	size    Size
 	paused  bool
+	// stored is the size of its memory on disk, in bytes.
+	stored int64
 }
 
 // Use is a number of sandboxes and their total size.
@@ -105,7 +109,7 @@ func New(cfg Config) (*Quotas, error) {
 	cfg.DefaultSize.Memory = cmp.Or(cfg.DefaultSize.Memory, 1<<30)
 	return &Quotas{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "quota"),
-		namespaces: map[string]*namespaceUsage{}, logged: map[string]string{}, rates: map[string]*rate.Limiter{},
+		namespaces: map[string]*namespaceUsage{}, logged: map[string]string{}, rates: map[string]*rate.Limiter{}, objects: map[counter]*objects{},
 	}, nil
 }
 
@@ -284,12 +288,14 @@ func (q *Quotas) Observe(older, newer *agents.Sandbox) {
 			return
 		}
 		b.total(was).add(was.size, -1)
+		b.stored -= was.stored
 		delete(b.sandboxes, s.Name)
 		b.wakeFirst()
 	}
 	if counts {
 		b.sandboxes[s.Name] = now
 		b.total(now).add(now.size, 1)
+		b.stored += now.stored
 	}
 	if r := b.bySandbox[s.Name]; r != nil && counts && !now.paused {
 		b.drop(r) // the entry counts from now on
@@ -302,7 +308,11 @@ func (q *Quotas) entry(s *agents.Sandbox) (entry, bool) {
 	if s == nil || pool.MemberOf(s) != "" || sandbox.DeadForGood(s) {
 		return entry{}, false
 	}
-	return entry{uid: string(s.UID), version: s.ResourceVersion, size: q.SizeOf(&s.Spec.PodTemplate.Spec), paused: sandbox.PhaseOf(s) == sandbox.Paused}, true
+	e := entry{uid: string(s.UID), version: s.ResourceVersion, size: q.SizeOf(&s.Spec.PodTemplate.Spec), paused: sandbox.PhaseOf(s) == sandbox.Paused}
+	if b := s.Status.Barchan; b != nil && b.MemorySize != nil {
+		e.stored = b.MemorySize.Value()
+	}
+	return e, true
 }
 
 func precedes(a, b string) bool {

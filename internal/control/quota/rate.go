@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
@@ -44,12 +45,39 @@ func (q *Quotas) takeRateLocked(namespace string, most Limit) error {
 	return errs.Public(fmt.Errorf("%w: %w", errs.ErrExhausted, errRate), fmt.Sprintf("quota of the namespace: at most %d new sandboxes a second; try again, or wait with the header Barchan-Queue-Timeout", most.Most))
 }
 
-// CheckStored refuses more snapshots in a namespace whose snapshots have used bytes, with an errs.ErrExhausted. One at a time
-// can exceed the limit by its own size, which is not known before.
-func (q *Quotas) CheckStored(ctx context.Context, namespace string, used int64) error {
+// CheckStored refuses to store more in a namespace whose snapshots and paused sandboxes have as much on disk as they may, with an
+// errs.ErrExhausted. What is stored next can exceed the limit by its own size, which is not known before.
+func (q *Quotas) CheckStored(ctx context.Context, namespace string) error {
 	limits, err := q.limits(ctx, namespace)
-	if err != nil || !limits.Stored.Set || used < limits.Stored.Most {
+	if err != nil || !limits.Stored.Set {
 		return err
 	}
-	return errs.Public(errs.ErrExhausted, fmt.Sprintf("quota of the namespace: at most %s of snapshots (%s); they have %s, delete some", bytes(limits.Stored.Most), AnnotationStored, bytes(used)))
+	used := q.Stored(namespace)
+	if used < limits.Stored.Most {
+		return nil
+	}
+	return errs.Public(errs.ErrExhausted, fmt.Sprintf("quota of the namespace: at most %s of snapshots and memory of paused sandboxes (%s); they have %s, delete some",
+		bytes(limits.Stored.Most), AnnotationStored, bytes(used)))
+}
+
+// CheckAutoPause is CheckStored for a new sandbox whose memory a timeout or an idle policy would store: that pause is not refused.
+func (q *Quotas) CheckAutoPause(ctx context.Context, namespace string, b *agents.BarchanSpec) error {
+	if !PausesItself(b) {
+		return nil
+	}
+	err := q.CheckStored(ctx, namespace)
+	if errors.Is(err, errs.ErrExhausted) {
+		return errs.Public(err, errs.Text(err)+", or have the sandbox not be paused by its timeout or idle policy")
+	}
+	return err
+}
+
+// PausesItself reports whether a timeout or an idle policy pauses a sandbox with its memory.
+func PausesItself(b *agents.BarchanSpec) bool {
+	return KeepsMemory(b) && b != nil && (b.OnTimeout == agents.TimeoutPause || b.Idle != nil && b.Idle.Action != agents.TimeoutShutdown)
+}
+
+// KeepsMemory reports whether a pause stores the memory of a sandbox.
+func KeepsMemory(b *agents.BarchanSpec) bool {
+	return b == nil || b.Suspend == "" || b.Suspend == agents.SuspendMemory
 }

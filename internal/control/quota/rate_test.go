@@ -45,18 +45,8 @@ func TestRateOfCreates(t *testing.T) {
 	})
 }
 
-func TestStored(t *testing.T) {
-	q, reader := newQuotas(t, quota.Limits{Stored: quota.AtMost(100)}, nil)
-	if err := q.CheckStored(t.Context(), "a", 99); err != nil {
-		t.Error(err)
-	}
-	if err := q.CheckStored(t.Context(), "a", 100); !errors.Is(err, errs.ErrExhausted) || !strings.Contains(errs.Text(err), quota.AnnotationStored) {
-		t.Errorf("a full namespace: %v", err)
-	}
-	reader.annotations = map[string]string{quota.AnnotationStored: "1Ki", quota.AnnotationCreates: "x"}
-	if err := q.CheckStored(t.Context(), "a", 1000); err != nil {
-		t.Errorf("with more by the annotation: %v", err)
-	}
+func TestUnreadableRate(t *testing.T) {
+	q, _ := newQuotas(t, quota.Limits{}, map[string]string{quota.AnnotationCreates: "x"})
 	if _, err := q.Hold(t.Context(), quota.Request{Namespace: "a"}); !errors.Is(err, errs.ErrExhausted) {
 		t.Errorf("with a rate that cannot be read: %v", err)
 	}

@@ -16,10 +16,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 )
-
-// MaxPerNamespace bounds the webhooks of a namespace.
-const MaxPerNamespace = 20
 
 // Objects reads and writes the API server.
 type Objects interface {
@@ -32,6 +30,7 @@ type Objects interface {
 // Service has the webhooks of all tenants. Its fields are required but for Changed. It is safe for concurrent use.
 type Service struct {
 	Objects Objects
+	Quota   *quota.Quotas
 	// Allowed are networks beside the public ones that webhooks may reach.
 	Allowed []netip.Prefix
 	// Changed is called after each change; nil: this process delivers nothing.
@@ -61,10 +60,10 @@ func (s *Service) List(ctx context.Context, namespace string) ([]Webhook, error)
 
 func (s *Service) secrets(ctx context.Context, namespace string) ([]corev1.Secret, error) {
 	var list corev1.SecretList
-	if err := s.Objects.List(ctx, &list, client.InNamespace(namespace), client.HasLabels{Label}); err != nil {
+	if err := s.Objects.List(ctx, &list, client.InNamespace(namespace), client.HasLabels{barchan.LabelWebhook}); err != nil {
 		return nil, apistatus.From("list webhooks", err)
 	}
-	return slices.DeleteFunc(list.Items, func(o corev1.Secret) bool { return o.Type != SecretType || o.DeletionTimestamp != nil }), nil
+	return slices.DeleteFunc(list.Items, func(o corev1.Secret) bool { return !barchan.IsWebhook(&o) || o.DeletionTimestamp != nil }), nil
 }
 
 // Get returns a webhook by its ID, or its object's name.
@@ -96,19 +95,12 @@ func (s *Service) Create(ctx context.Context, namespace string, c Change) (Webho
 	if err := w.check(s.Allowed); err != nil {
 		return Webhook{}, err
 	}
-	have, err := s.secrets(ctx, namespace)
-	if err != nil {
-		return Webhook{}, err
-	}
-	if len(have) >= MaxPerNamespace {
-		return Webhook{}, apistatus.Refuse(errs.ErrExhausted, "the namespace has %d webhooks, the most; delete one first", len(have))
-	}
 	o := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
-		Namespace: namespace, Name: "webhook-" + strings.ToLower(rand.Text()[:10]), Labels: map[string]string{Label: ""},
+		Namespace: namespace, Name: "webhook-" + strings.ToLower(rand.Text()[:10]), Labels: map[string]string{barchan.LabelWebhook: ""},
 		Annotations: map[string]string{barchan.AnnotationCreatedAt: barchan.ExactNow()},
 	}}
 	w.write(o)
-	if err := s.Objects.Create(ctx, o); err != nil {
+	if err := s.Quota.Create(ctx, s.Objects, o); err != nil {
 		return Webhook{}, apistatus.From("create webhook", err)
 	}
 	failpoint.Reach("webhook/written")

@@ -18,12 +18,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/events"
 )
 
-// SecretType is the type of the Secrets that are webhooks, Label their label.
-const (
-	SecretType corev1.SecretType = "barchan.dev/webhook"
-	Label      string            = "barchan.dev/webhook"
-)
-
 // annotationEnabledAt has the time of the last update that enabled a webhook.
 const annotationEnabledAt = "barchan.dev/webhook-enabled-at"
 
@@ -118,7 +112,7 @@ func joined(list []events.Type) string {
 
 // write puts a webhook into its Secret.
 func (w *Webhook) write(s *corev1.Secret) {
-	s.Type = SecretType
+	s.Type = barchan.WebhookSecretType
 	s.Data = map[string][]byte{
 		keyName: []byte(w.Name), keyURL: []byte(w.URL), keySecret: []byte(w.Secret), keyEvents: []byte(joined(w.Events)), keyEnabled: []byte(strconv.FormatBool(w.Enabled)),
 	}

@@ -9,8 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
@@ -31,13 +33,16 @@ func (t Tenants) After(onHost registry.AdmissionFunc) registry.AdmissionFunc {
 		list := onHost(ctx, obj, old)
 		if tenant, ok := apiserver.TenantOf(ctx); ok && len(list) == 0 {
 			list = t.admitTenant(ctx, tenant, obj, old)
+			if len(list) == 0 {
+				list = t.checkObjects(ctx, tenant, obj, old)
+			}
 		}
 		return list
 	}
 }
 
-// admitTenant refuses a weaker isolation than the server's own choice, and sandboxes beyond the
-// quota. The REST API has no field for the former, and reserves the latter itself.
+// admitTenant refuses a weaker isolation than the server's own choice, and what is beyond the
+// quota. The REST API has no field for the former, and asks for the latter itself.
 func (t Tenants) admitTenant(ctx context.Context, tenant apiserver.Tenant, obj, old runtime.Object) field.ErrorList {
 	switch o := obj.(type) {
 	case *extensions.SandboxTemplate:
@@ -47,6 +52,9 @@ func (t Tenants) admitTenant(ctx context.Context, tenant apiserver.Tenant, obj, 
 			return list
 		}
 		before, _ := old.(*agents.Sandbox)
+		if list := t.checkPauses(ctx, tenant, o, before); len(list) > 0 {
+			return list
+		}
 		runs := before != nil && before.Spec.OperatingMode != agents.ModeSuspended
 		if runs || o.Spec.OperatingMode == agents.ModeSuspended {
 			return nil
@@ -55,12 +63,52 @@ func (t Tenants) admitTenant(ctx context.Context, tenant apiserver.Tenant, obj, 
 			Namespace: tenant.Namespace, Size: t.Quotas().SizeOf(&o.Spec.PodTemplate.Spec), Paused: before != nil,
 		})
 		if err != nil {
-			message, _ := errs.PublicMessage(err)
-			return field.ErrorList{field.Forbidden(field.NewPath("spec"), message)}
+			return forbidden(field.NewPath("spec"), err)
 		}
 		hold.For(o.Name) // until the watch brings the sandbox
 	}
 	return nil
+}
+
+// checkObjects refuses an object beyond the number that the namespace may have, and a checkpoint beyond its stored bytes.
+func (t Tenants) checkObjects(ctx context.Context, tenant apiserver.Tenant, obj, old runtime.Object) field.ErrorList {
+	if was, isUpdate := old.(client.Object); isUpdate {
+		if _, counted := quota.KindOf(was); counted {
+			return nil
+		}
+	}
+	o := obj.(client.Object) //nolint:forcetypeassert // all stored objects are
+	if _, is := o.(*barchan.Checkpoint); is {
+		if err := t.Quotas().CheckStored(ctx, tenant.Namespace); err != nil {
+			return forbidden(field.NewPath("spec"), err)
+		}
+	}
+	if _, err := t.Quotas().Add(ctx, o); err != nil { // until the watch brings the object
+		return forbidden(field.NewPath("metadata"), err)
+	}
+	return nil
+}
+
+// checkPauses refuses a pause with the memory, and a new timeout or idle policy that pauses, beyond the namespace's stored bytes.
+func (t Tenants) checkPauses(ctx context.Context, tenant apiserver.Tenant, o, before *agents.Sandbox) field.ErrorList {
+	spec := field.NewPath("spec")
+	if before != nil && before.Spec.OperatingMode != agents.ModeSuspended && o.Spec.OperatingMode == agents.ModeSuspended && quota.KeepsMemory(o.Spec.Barchan) {
+		if err := t.Quotas().CheckStored(ctx, tenant.Namespace); err != nil {
+			return forbidden(spec.Child("operatingMode"), err)
+		}
+	}
+	if before != nil && quota.PausesItself(before.Spec.Barchan) {
+		return nil
+	}
+	if err := t.Quotas().CheckAutoPause(ctx, tenant.Namespace, o.Spec.Barchan); err != nil {
+		return forbidden(spec.Child("barchan"), err)
+	}
+	return nil
+}
+
+func forbidden(path *field.Path, err error) field.ErrorList {
+	message, _ := errs.PublicMessage(err)
+	return field.ErrorList{field.Forbidden(path, message)}
 }
 
 func (t Tenants) checkClass(pod *corev1.PodSpec) field.ErrorList {

@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/events"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/control/webhooks"
 )
 
@@ -29,6 +30,7 @@ type Config struct {
 	// Dir is the log's directory, of this process alone.
 	Dir     string
 	Cache   *cache.Cache
+	Quota   *quota.Quotas
 	Size    templates.Size // of a sandbox without limits
 	Allowed []netip.Prefix // beside public addresses
 	Log     *slog.Logger
@@ -54,7 +56,7 @@ func Open(cfg Config) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Log{cfg: cfg, Store: store, Webhooks: &webhooks.Service{Objects: cfg.Cache.Live(), Allowed: cfg.Allowed}}
+	l := &Log{cfg: cfg, Store: store, Webhooks: &webhooks.Service{Objects: cfg.Cache.Live(), Quota: cfg.Quota, Allowed: cfg.Allowed}}
 	if err := l.make(); err != nil {
 		return nil, errors.Join(err, store.Close())
 	}

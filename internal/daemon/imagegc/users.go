@@ -59,7 +59,7 @@ func (o *objects) waits(s *agents.Sandbox, full string) bool {
 // builtFrom reports whether a build that has not ended, or one of its stages, starts from an image.
 func (o *objects) builtFrom(build *barchan.TemplateBuild, full string) bool {
 	b := &build.Spec
-	if build.Status.Phase == barchan.BuildReady || build.Status.Phase == barchan.BuildFailed {
+	if build.Ended() {
 		return false
 	}
 	return b.From != nil && o.is(b.From.Image, full) || slices.ContainsFunc(b.Stages, func(s barchan.BuildStage) bool { return o.is(s.From.Image, full) })

@@ -17,6 +17,10 @@ func Defaults(cfg *config.Config) quota.Limits {
 		Sandboxes: limit(sandboxes(cfg)), Creates: limit(int64(cfg.QuotaCreates)), MilliCPU: limit(cfg.QuotaCPU.MilliValue()),
 		Volumes: limit(int64(cfg.QuotaVolumes)), VolumeCapacity: limit(cfg.QuotaVolumeCapacity.Value()), Stored: limit(stored(cfg)),
 		Memory: limit(cfg.QuotaMemory.Value()), CountPaused: cfg.QuotaCounts == config.QuotaAll,
+		Objects: [...]quota.Limit{
+			quota.Templates: limit(int64(cfg.QuotaTemplates)), quota.Snapshots: limit(int64(cfg.QuotaSnapshots)), quota.Builds: limit(int64(cfg.QuotaBuilds)),
+			quota.Webhooks: limit(int64(cfg.QuotaWebhooks)), quota.Keys: limit(int64(cfg.QuotaKeys)),
+		},
 	}
 }
 
@@ -35,11 +39,14 @@ func sandboxes(cfg *config.Config) int64 {
 	return max(leastByMachine, total/config.MachineShare)
 }
 
-// stored returns how many bytes the snapshots of a namespace may have; 0: any number.
+// stored returns how many bytes the snapshots and paused sandboxes of a namespace may have on disk; 0: any number.
 func stored(cfg *config.Config) int64 {
-	limit := cfg.QuotaStored.Value()
-	if total, err := hostcheck.DiskTotal(cfg.DataDir); err == nil && cfg.QuotaStored.Equal(config.Default().QuotaStored) {
-		limit = min(limit, total/2)
+	if cfg.QuotaStored.CmpInt64(config.QuotaByMachine) != 0 {
+		return cfg.QuotaStored.Value()
 	}
-	return limit
+	total, err := hostcheck.DiskTotal(cfg.DataDir)
+	if err != nil { // the check of the machine reports it
+		return config.MachineStored
+	}
+	return min(config.MachineStored, total/2)
 }

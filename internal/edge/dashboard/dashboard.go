@@ -65,6 +65,8 @@ type Config struct {
 type Quotas interface {
 	Limits(ctx context.Context, namespace string) (quota.Limits, error)
 	Used(namespace string) (running, paused quota.Use)
+	Stored(namespace string) int64
+	Objects(namespace string, kind quota.Kind) int64
 }
 
 // About is what a server tells of itself.

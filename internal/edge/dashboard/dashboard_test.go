@@ -71,6 +71,10 @@ func (f *fakeParts) Limits(context.Context, string) (quota.Limits, error) { retu
 
 func (f *fakeParts) Used(string) (running, paused quota.Use) { return running, paused }
 
+func (f *fakeParts) Stored(string) int64 { return 0 }
+
+func (f *fakeParts) Objects(string, quota.Kind) int64 { return 0 }
+
 func (f *fakeParts) Agent(*agents.Sandbox) (*envd.Client, error) { return nil, errs.ErrUnavailable }
 
 func (f *fakeParts) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }

@@ -120,15 +120,29 @@ func (s *Server) server(w http.ResponseWriter, r *http.Request, who caller) erro
 			conditions = append(conditions, map[string]any{"name": c.Name, "reason": c.Reason, "since": c.Since})
 		}
 	}
+	lines := []any{
+		use("Sandboxes", "count", limits.Sandboxes, running.Sandboxes, paused.Sandboxes),
+		use("CPU", "millicores", limits.MilliCPU, running.MilliCPU, paused.MilliCPU),
+		use("Memory", "bytes", limits.Memory, running.Memory, paused.Memory),
+		total("Stored on disk", "bytes", limits.Stored, s.cfg.Quotas.Stored(who.Namespace)),
+	}
+	for _, kind := range quota.Kinds() {
+		lines = append(lines, total(kind.Title(), "count", limits.Objects[kind], s.cfg.Quotas.Objects(who.Namespace, kind)))
+	}
 	return writeJSON(w, map[string]any{
 		"about": s.cfg.About, "now": time.Now(), "conditions": conditions,
-		"quota": []any{
-			use("Sandboxes", "count", limits.Sandboxes, running.Sandboxes, paused.Sandboxes),
-			use("CPU", "millicores", limits.MilliCPU, running.MilliCPU, paused.MilliCPU),
-			use("Memory", "bytes", limits.Memory, running.Memory, paused.Memory),
-		},
+		"quota":        lines,
 		"countsPaused": limits.CountPaused,
 	})
+}
+
+// total is a line of a quota that no sandbox runs for: it has one sum.
+func total(name, unit string, limit quota.Limit, used int64) map[string]any {
+	line := map[string]any{"name": name, "unit": unit, "used": used}
+	if limit.Set {
+		line["most"] = limit.Most
+	}
+	return line
 }
 
 // use is one line of a quota; without a limit it has no most.

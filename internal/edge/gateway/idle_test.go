@@ -25,7 +25,7 @@ type pauser struct {
 	during func(name string) error
 }
 
-func (s *pauser) Pause(_ context.Context, _, id string, _ *bool) error {
+func (s *pauser) PauseIdle(_ context.Context, _, id string) error {
 	b := s.boxes[id]
 	if s.during != nil {
 		if err := s.during(b.Name); err != nil {

@@ -65,7 +65,7 @@ func (p *Suspender) setStored(u *registry.Handle, r *journal.Row) {
 		} else {
 			o.State, o.Address = sandbox.ContainerPaused, r.Address
 		}
-		o.Memory, o.Message = r.Place(), whereOf(r)
+		setKept(o, r)
 		if r.Memory != nil {
 			o.EntrypointExit = r.Memory.Exit
 		}

@@ -109,7 +109,7 @@ func (p *Suspender) storeMemory(ctx context.Context, w *operation.Operation, u *
 			}
 			return errors.Join(err, w.RemoveMemory(context.WithoutCancel(ctx)))
 		}
-		u.Update(func(o *sandbox.Observed) { o.Memory, o.Message = w.Row.Place(), whereOf(w.Row) })
+		u.Update(func(o *sandbox.Observed) { setKept(o, w.Row) })
 		p.cfg.Changes.Mark(u.Ref)
 		if err := w.After("keep"); err != nil {
 			return err
@@ -162,6 +162,14 @@ const (
 	ClaimsKept     = "its volumes are kept; all else of it is gone"
 	probesNotAgain = "its probes have not succeeded since it was resumed"
 )
+
+// setKept shows what a paused sandbox keeps.
+func setKept(o *sandbox.Observed, r *journal.Row) {
+	o.Memory, o.MemorySize, o.Message = r.Place(), 0, whereOf(r)
+	if o.Memory == agents.MemoryOnDisk {
+		o.MemorySize = r.Memory.Size
+	}
+}
 
 // whereOf describes what a paused sandbox keeps, and where its memory is.
 func whereOf(r *journal.Row) string {

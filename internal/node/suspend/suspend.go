@@ -173,7 +173,8 @@ func (p *Suspender) thaw(ctx context.Context, runtime *oci.Runtime, u *registry.
 // SetPaused shows a sandbox as paused, and schedules the move of its memory to disk.
 func (p *Suspender) SetPaused(u *registry.Handle, r *journal.Row) {
 	u.Update(func(o *sandbox.Observed) {
-		o.State, o.Memory, o.Message = sandbox.ContainerPaused, r.Place(), whereOf(r)
+		o.State = sandbox.ContainerPaused
+		setKept(o, r)
 	})
 	p.storeLater(u, r)
 }

@@ -30,8 +30,10 @@ var (
 	SandboxesResource   = agents.GroupVersion.WithResource("sandboxes")
 	RevisionsResource   = barchan.GroupVersion.WithResource("templaterevisions")
 	CheckpointsResource = barchan.GroupVersion.WithResource("checkpoints")
+	BuildsResource      = barchan.GroupVersion.WithResource("templatebuilds")
 	KeysResource        = barchan.GroupVersion.WithResource("apikeys")
 	EventsResource      = corev1.SchemeGroupVersion.WithResource("events")
+	SecretsResource     = corev1.SchemeGroupVersion.WithResource("secrets")
 	NamespacesResource  = corev1.SchemeGroupVersion.WithResource("namespaces")
 )
 

@@ -1,16 +1,23 @@
 package resources
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 )
 
@@ -28,7 +35,12 @@ func limits() []limit {
 		{"memory", "memory of running sandboxes, such as 16Gi", true},
 		{"volumes", "volumes", false},
 		{"volume-capacity", "sum of the capacities of volumes", true},
-		{"stored", "sum of the sizes of snapshots", true},
+		{"stored", "sizes of snapshots, and of the memory of paused sandboxes on disk", true},
+		{"templates", "templates, each tag being one", false},
+		{"snapshots", "snapshots, the layers of builds included", false},
+		{"builds", "template builds that have not ended", false},
+		{"webhooks", "webhooks", false},
+		{"keys", "API keys", false},
 	}
 }
 
@@ -41,8 +53,8 @@ func QuotaCommand(a *app.App) *cobra.Command {
 
 func quotaShowCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "show NAMESPACE", Short: "Show the limits of a namespace",
-		Long: "Show the limits of a namespace. One without a value of its own has that of the server's settings: barchan config.",
+		Use: "show NAMESPACE", Short: "Show the limits and the use of a namespace",
+		Long: "Show the limits of a namespace, and the use of what its objects tell. A limit without a value of its own has that of the server's settings: barchan config.",
 		Args: cobra.ExactArgs(1),
 	}
 	a.JSONFlag(cmd)
@@ -61,19 +73,71 @@ func quotaShowCommand(a *app.App) *cobra.Command {
 				set[l.flag] = value
 			}
 		}
+		used, err := use(cmd.Context(), k, args[0])
+		if err != nil {
+			return err
+		}
 		if a.JSON {
-			return a.PrintJSON(set)
+			return a.PrintJSON(map[string]any{"limits": set, "used": used})
 		}
+		tab := terminal.NewTable("LIMIT", "VALUE", "USED", "OF")
 		for _, l := range limits() {
-			value, is := set[l.flag]
-			if !is {
-				value = "default"
+			shown := "-"
+			if n, counted := used[l.flag]; counted {
+				shown = strconv.FormatInt(n, 10)
+				if l.quantity {
+					shown = terminal.Size(n)
+				}
 			}
-			fmt.Fprintf(a.Stdout, "%-16s %-10s %s\n", l.flag, value, l.doc)
+			tab.Add(l.flag, cmp.Or(set[l.flag], "default"), shown, l.doc)
 		}
+		tab.Write(a.Stdout)
 		return nil
 	}
 	return cmd
+}
+
+// use returns what the objects of a namespace use of the limits, by their flags. Sizes are in bytes.
+func use(ctx context.Context, k *app.Kube, namespace string) (map[string]int64, error) {
+	boxes, err := app.List[agents.Sandbox](ctx, k, app.SandboxesResource, namespace)
+	if err != nil {
+		return nil, err
+	}
+	snapshots, err := app.List[barchan.Checkpoint](ctx, k, app.CheckpointsResource, namespace)
+	if err != nil {
+		return nil, err
+	}
+	builds, err := app.List[barchan.TemplateBuild](ctx, k, app.BuildsResource, namespace)
+	if err != nil {
+		return nil, err
+	}
+	used := map[string]int64{"stored": 0, "snapshots": int64(len(snapshots)), "builds": 0}
+	for i := range boxes {
+		if b := boxes[i].Status.Barchan; b != nil && b.MemorySize != nil {
+			used["stored"] += b.MemorySize.Value()
+		}
+	}
+	for i := range snapshots {
+		if size := snapshots[i].Status.Size; size != nil {
+			used["stored"] += size.Value()
+		}
+	}
+	for i := range builds {
+		if !builds[i].Ended() {
+			used["builds"]++
+		}
+	}
+	for flag, of := range map[string]struct {
+		schema.GroupVersionResource
+		label string
+	}{"templates": {app.TemplatesResource, ""}, "webhooks": {app.SecretsResource, barchan.LabelWebhook}, "keys": {app.KeysResource, ""}} {
+		list, err := k.Client.Resource(of.GroupVersionResource).Namespace(namespace).List(ctx, metav1.ListOptions{LabelSelector: of.label})
+		if err != nil {
+			return nil, kubeobjects.Error(err)
+		}
+		used[flag] = int64(len(list.Items))
+	}
+	return used, nil
 }
 
 func quotaSetCommand(a *app.App) *cobra.Command {

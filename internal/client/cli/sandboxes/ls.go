@@ -104,7 +104,11 @@ func show(ctx context.Context, a *app.App, t *app.Server, text string) error {
 	line("ID", d.SandboxID)
 	line("Name", d.Name)
 	line("State", d.State)
-	line("Memory in", d.Memory)
+	memory := d.Memory
+	if d.MemoryBytes > 0 {
+		memory += ", " + terminal.Size(d.MemoryBytes)
+	}
+	line("Memory in", memory)
 	line("Template", strings.TrimSpace(d.TemplateID+" "+d.Alias))
 	line("Started", d.StartedAt.Local().Format("2006-01-02 15:04:05")+", "+terminal.Since(d.StartedAt)+" ago")
 	if d.State == client.StateRunning {

@@ -34,6 +34,13 @@ func (r *reconciler) find(ctx context.Context, w *work) (*agents.Sandbox, reconc
 	if starting != nil {
 		return nil, reconcile.Result{}, r.pend(ctx, w, w.plan.starts(starting))
 	}
+	if b := w.plan.template.Spec.Barchan; b != nil {
+		if err := r.Quota.CheckAutoPause(ctx, w.claim.Namespace, b.Sandbox); errors.Is(err, errs.ErrExhausted) {
+			return r.overQuota(ctx, w, err)
+		} else if err != nil {
+			return nil, reconcile.Result{}, err
+		}
+	}
 	if w.plan.cold != "" {
 		return r.start(ctx, w)
 	}

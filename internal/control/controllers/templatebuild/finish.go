@@ -2,6 +2,7 @@ package templatebuild
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -11,6 +12,7 @@ import (
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/control/builds"
@@ -108,11 +110,13 @@ func (w *work) writeTag(ctx context.Context, tag string, result pool.Result) (*e
 				return nil, err
 			}
 			pool.SetBuild(t, result)
-			failure = w.r.Client.Create(ctx, t)
+			failure = w.r.Quota.Create(ctx, w.r.Client, t)
 		}
 		switch {
 		case failure == nil:
 			return t, nil
+		case errors.Is(failure, errs.ErrExhausted):
+			return nil, buildlog.Refuse(barchan.BuildStepFinalize, "template '%s': %s", t.Name, errs.Text(failure))
 		case apierrors.IsInvalid(failure), apierrors.IsBadRequest(failure):
 			return nil, buildlog.Refuse(barchan.BuildStepFinalize, "template '%s': %s", t.Name, failure.Error())
 		case !apierrors.IsConflict(failure) && !apierrors.IsAlreadyExists(failure):

@@ -63,7 +63,7 @@ func (r *reconciler) pruneBuilds(ctx context.Context, namespace string) error {
 			err = errors.Join(err, r.remove(ctx, b))
 		}
 	}
-	all = slices.DeleteFunc(all, func(b barchan.TemplateBuild) bool { return !ended(&b) || b.DeletionTimestamp != nil })
+	all = slices.DeleteFunc(all, func(b barchan.TemplateBuild) bool { return !b.Ended() || b.DeletionTimestamp != nil })
 	slices.SortFunc(all, func(a, b barchan.TemplateBuild) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})

@@ -186,13 +186,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		return reconcile.Result{}, fmt.Errorf("read build %s: %w", req, err)
 	}
-	if ended(b) {
+	if b.Ended() {
 		r.Store.DropSecrets(b.UID)
 	}
 	switch {
 	case b.DeletionTimestamp != nil || b.Spec.From == nil:
 		return reconcile.Result{}, nil
-	case ended(b):
+	case b.Ended():
 		return reconcile.Result{}, r.dropCredentials(ctx, b)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -214,8 +214,4 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	r.Store.DropSecrets(b.UID)
 	return reconcile.Result{}, errors.Join(r.dropCredentials(ctx, b), r.prune(ctx, req.Namespace))
-}
-
-func ended(b *barchan.TemplateBuild) bool {
-	return b.Status.Phase == barchan.BuildReady || b.Status.Phase == barchan.BuildFailed
 }

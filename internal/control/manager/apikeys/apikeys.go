@@ -24,14 +24,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
 // Limits of client input.
 const (
 	maxKey     = 256
 	maxKeyName = 200
-	// maxKeys is how many a namespace may have.
-	maxKeys = 1000
 )
 
 // freshFor is how long the cache may lack a key that was made here.
@@ -56,6 +55,7 @@ type Cache interface {
 type Store struct {
 	Objects Objects
 	Cache   Cache
+	Quota   *quota.Quotas
 	Log     *slog.Logger
 
 	uses uses
@@ -161,7 +161,7 @@ func (st *Store) Create(ctx context.Context, maker Identity, key New) (_ Key, se
 	if key.Scope == "" && maker.Scope == barchan.ScopeManage {
 		key.Scope = barchan.ScopeUse
 	}
-	if err := st.checkNew(ctx, maker, New{description, expires, key.Scope}); err != nil {
+	if err := checkNew(maker, New{description, expires, key.Scope}); err != nil {
 		return Key{}, "", err
 	}
 	secret = barchan.NewKeySecret()
@@ -176,7 +176,7 @@ func (st *Store) Create(ctx context.Context, maker Identity, key New) (_ Key, se
 	if expires != nil {
 		k.Spec.ExpiresAt = new(metav1.NewTime(*expires))
 	}
-	if err := st.Objects.Create(ctx, k); err != nil {
+	if err := st.Quota.Create(ctx, st.Objects, k); err != nil {
 		return Key{}, "", apistatus.From("create API key", err)
 	}
 	st.addFresh(k)
@@ -184,8 +184,8 @@ func (st *Store) Create(ctx context.Context, maker Identity, key New) (_ Key, se
 	return view(k), secret, nil
 }
 
-// checkNew refuses a key that maker may not make, or that is one too many.
-func (st *Store) checkNew(ctx context.Context, maker Identity, key New) error {
+// checkNew refuses a key that maker may not make.
+func checkNew(maker Identity, key New) error {
 	switch {
 	case key.Scope != "" && !key.Scope.Known():
 		return apistatus.Refuse(errs.ErrInvalid, "scope: must be one of %v", barchan.KeyScopes())
@@ -197,13 +197,6 @@ func (st *Store) checkNew(ctx context.Context, maker Identity, key New) error {
 		return apistatus.Refuse(errs.ErrInvalid, "expiresAt: must lie in the future")
 	case maker.ExpiresAt != nil && key.ExpiresAt.After(*maker.ExpiresAt):
 		return apistatus.Refuse(errs.ErrInvalid, "expiresAt: must not be later than %s, when the key ends that makes this one", maker.ExpiresAt.Format(time.RFC3339))
-	}
-	have, err := st.Cache.APIKeys(ctx, maker.Namespace)
-	if err != nil {
-		return fmt.Errorf("list API keys: %w", err)
-	}
-	if len(have) >= maxKeys {
-		return apistatus.Refuse(errs.ErrExhausted, "quota of the namespace: at most %d API keys; delete some", maxKeys)
 	}
 	return nil
 }

@@ -26,11 +26,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
 const (
-	// maxOpen bounds the builds of a tenant that have not ended.
-	maxOpen = 100
 	// maxCPUs and maxMemoryMB are more than any machine has.
 	maxCPUs     = 4096
 	maxMemoryMB = 1 << 26
@@ -57,6 +56,7 @@ type Service struct {
 	Templates *templates.Catalog
 	Snapshots Snapshots
 	Files     *builds.Store
+	Quota     *quota.Quotas
 	Log       *slog.Logger
 	// UploadKey signs the URLs of uploads.
 	UploadKey []byte
@@ -97,9 +97,6 @@ func (s *Service) Request(ctx context.Context, req Request) (Requested, error) {
 	if err := s.checkFree(req.MinFreeMB); err != nil {
 		return Requested{}, err
 	}
-	if err := s.checkOpen(ctx, req.Namespace); err != nil {
-		return Requested{}, err
-	}
 	all, err := s.Cache.CurrentTemplates(ctx, req.Namespace)
 	if err != nil {
 		return Requested{}, err
@@ -118,7 +115,7 @@ func (s *Service) Request(ctx context.Context, req Request) (Requested, error) {
 		r.TemplateID, r.Public = pool.TemplateID(&have[0]), have[0].Spec.Barchan != nil && have[0].Spec.Barchan.Public
 	}
 	b := newBuild(&req, &r)
-	if err := s.Objects.Create(ctx, b); err != nil {
+	if err := s.Quota.Create(ctx, s.Objects, b); err != nil {
 		return Requested{}, apistatus.From("create template build", err)
 	}
 	s.Log.InfoContext(ctx, "template build requested", telemetry.Namespace, b.Namespace, telemetry.Name, b.Name, telemetry.Template, r.Name, "tags", r.Tags)
@@ -186,28 +183,6 @@ func (s *Service) checkFree(wantMB int) error {
 	return nil
 }
 
-// checkOpen refuses one build more than may be open.
-func (s *Service) checkOpen(ctx context.Context, namespace string) error {
-	all, err := s.Cache.TemplateBuilds(ctx, namespace)
-	if err != nil {
-		return fmt.Errorf("list template builds: %w", err)
-	}
-	open := 0
-	for i := range all {
-		if !ended(&all[i]) {
-			open++
-		}
-	}
-	if open >= maxOpen {
-		return apistatus.Refuse(errs.ErrExhausted, "at most %d template builds may be open; wait for some to end, or delete them", maxOpen)
-	}
-	return nil
-}
-
-func ended(b *barchan.TemplateBuild) bool {
-	return b.Status.Phase == barchan.BuildReady || b.Status.Phase == barchan.BuildFailed
-}
-
 // find reads a build of a template from the API server, which has what was written just before.
 func (s *Service) find(ctx context.Context, namespace, templateID, buildID string) (*barchan.TemplateBuild, error) {
 	unknown := apistatus.Refuse(errs.ErrNotFound, "build '%.80s' of template '%.80s' not found", buildID, templateID)
@@ -244,7 +219,7 @@ func (s *Service) Cancel(ctx context.Context, namespace, templateID, buildID str
 	if err != nil {
 		return err
 	}
-	if ended(b) {
+	if b.Ended() {
 		return apistatus.Refuse(errs.ErrConflict, "build '%s' has ended; only one that has not can be canceled", buildID)
 	}
 	err = s.Objects.Delete(ctx, b, client.Preconditions{UID: &b.UID})

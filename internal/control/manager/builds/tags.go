@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
 // maxTags bounds the tags of a template: each may keep a checkpoint.
@@ -114,7 +115,7 @@ func (s *Service) checkTags(ctx context.Context, namespace, name string, tags []
 	if count > maxTags {
 		return apistatus.Refuse(errs.ErrExhausted, "tags: a template has at most %d; remove some", maxTags)
 	}
-	return nil
+	return s.Quota.CheckRoom(ctx, namespace, quota.Templates, int64(count-len(have)))
 }
 
 // ofTenant reads the tags of a tenant's own template that builds made, by its name, alias or ID, from the API server.
@@ -227,7 +228,7 @@ func (s *Service) assign(ctx context.Context, from *extensions.SandboxTemplate, 
 			t.Spec = *from.Spec.DeepCopy()
 			pool.SetTag(t, name, tag)
 			pool.SetBuild(t, pool.ResultOf(from))
-			err = s.Objects.Create(ctx, t)
+			err = s.Quota.Create(ctx, s.Objects, t)
 		case err == nil && t.UID == from.UID:
 			return nil
 		case err == nil:
@@ -299,7 +300,7 @@ func (s *Service) Delete(ctx context.Context, namespace, requested string) error
 		return err
 	}
 	for i := range all {
-		if !ended(&all[i]) {
+		if !all[i].Ended() {
 			if err := s.Objects.Delete(ctx, &all[i], client.Preconditions{UID: &all[i].UID}); client.IgnoreNotFound(err) != nil {
 				return apistatus.From("cancel template build "+all[i].Name, err)
 			}

@@ -116,7 +116,7 @@ func (s *Service) Trigger(ctx context.Context, namespace, templateID, buildID st
 		return err
 	}
 	for try := 1; ; try++ {
-		if b.Spec.From != nil || ended(b) {
+		if b.Spec.From != nil || b.Ended() {
 			return apistatus.Refuse(errs.ErrConflict, "build '%s' was started before; request another one", buildID)
 		}
 		old := b.DeepCopy()

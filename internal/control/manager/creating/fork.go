@@ -69,6 +69,9 @@ func (cr *Creator) ForkEach(ctx context.Context, req ForkRequest, each func(n in
 	if err != nil {
 		return err
 	}
+	if err := cr.Sandboxes.Quota.CheckAutoPause(ctx, req.Namespace, s.Spec.Barchan); err != nil {
+		return err
+	}
 	forks := cr.newForks(ctx, &req, s, start)
 	defer forks.release()
 	if !slices.ContainsFunc(forks, func(f fork) bool { return f.err == nil }) {

@@ -28,9 +28,30 @@ var (
 )
 
 // Pause pauses a running sandbox until a resume. Its route is closed first. keepMemory nil keeps what the
-// sandbox's spec selects. A paused or pausing sandbox is an errs.ErrConflict. If the pause fails, the sandbox
-// continues, and the error has the reason.
-func (st *Store) Pause(ctx context.Context, namespace, id string, keepMemory *bool) (err error) {
+// sandbox's spec selects. A paused or pausing sandbox is an errs.ErrConflict; a pause with the memory beyond the quota of stored
+// bytes an errs.ErrExhausted. If the pause fails, the sandbox continues, and the error has the reason.
+func (st *Store) Pause(ctx context.Context, namespace, id string, keepMemory *bool) error {
+	return st.pause(ctx, namespace, id, keepMemory, st.checkStored)
+}
+
+// PauseIdle is Pause by an idle policy. No quota refuses it, for the sandbox would then run on.
+func (st *Store) PauseIdle(ctx context.Context, namespace, id string) error {
+	return st.pause(ctx, namespace, id, nil, func(context.Context, *agents.Sandbox) error { return nil })
+}
+
+// checkStored refuses a pause that would store memory beyond the quota.
+func (st *Store) checkStored(ctx context.Context, s *agents.Sandbox) error {
+	if !quota.KeepsMemory(s.Spec.Barchan) || s.Status.Barchan != nil && s.Status.Barchan.Runtime == agents.RuntimeRunc {
+		return nil
+	}
+	err := st.Quota.CheckStored(ctx, s.Namespace)
+	if errors.Is(err, errs.ErrExhausted) {
+		return errs.Public(err, errs.Text(err)+", or pause without the memory")
+	}
+	return err
+}
+
+func (st *Store) pause(ctx context.Context, namespace, id string, keepMemory *bool, allowed func(context.Context, *agents.Sandbox) error) (err error) {
 	start := time.Now()
 	defer func() { st.Observe(ctx, "pause", start, err) }()
 	var end *metav1.Time
@@ -51,7 +72,7 @@ func (st *Store) Pause(ctx context.Context, namespace, id string, keepMemory *bo
 			}
 		}
 		resetResumeMode(s)
-		return true, nil
+		return true, allowed(ctx, s)
 	})
 	if err != nil {
 		return err

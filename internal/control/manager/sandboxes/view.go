@@ -47,6 +47,8 @@ type Sandbox struct {
 	Phase                    sandbox.Phase
 	// Memory is where the memory of a paused sandbox is; empty where none is kept.
 	Memory agents.MemoryPlace
+	// MemorySize is the bytes of that memory on disk.
+	MemorySize int64
 	// Containers are those besides the first.
 	Containers []agents.ContainerStatus
 	StartedAt  time.Time
@@ -86,6 +88,9 @@ func (st *Store) View(s *agents.Sandbox) Sandbox {
 		v.Containers = b.Containers
 		if v.State == StatePaused {
 			v.Memory = b.Memory
+			if b.MemorySize != nil {
+				v.MemorySize = b.MemorySize.Value()
+			}
 		}
 	}
 	if s.Spec.AgentSecured() {

@@ -80,7 +80,7 @@ func (st *Store) Create(ctx context.Context, req Request) (_ Snapshot, err error
 			return Snapshot{}, err
 		}
 	}
-	if err := st.checkStored(ctx, req.Namespace); err != nil {
+	if err := st.Sandboxes.Quota.CheckStored(ctx, req.Namespace); err != nil {
 		return Snapshot{}, err
 	}
 	s, err := st.Sandboxes.FindLive(ctx, req.Namespace, req.ID)
@@ -92,29 +92,19 @@ func (st *Store) Create(ctx context.Context, req Request) (_ Snapshot, err error
 	}
 	c := NewCheckpoint(s, req.FilesOnly, req.TTL)
 	name.orElse(s).label(c)
+	release, err := st.Sandboxes.Quota.Add(ctx, c)
+	if err != nil {
+		return Snapshot{}, err
+	}
 	done, err := st.Capture(ctx, c)
 	if err != nil {
+		release()
 		return Snapshot{}, err
 	}
 	v := view(done)
 	st.Sandboxes.Log.InfoContext(ctx, "snapshot made", telemetry.Sandbox, v.SandboxID, telemetry.Namespace, v.Namespace,
 		telemetry.Name, v.Object, telemetry.Duration, time.Since(start))
 	return v, nil
-}
-
-// checkStored refuses a snapshot beyond the quota of its namespace.
-func (st *Store) checkStored(ctx context.Context, namespace string) error {
-	all, err := st.Cache.Checkpoints(ctx, namespace)
-	if err != nil {
-		return fmt.Errorf("list checkpoints: %w", err)
-	}
-	used := int64(0)
-	for i := range all {
-		if size := all[i].Status.Size; size != nil {
-			used += size.Value()
-		}
-	}
-	return st.Sandboxes.Quota.CheckStored(ctx, namespace, used)
 }
 
 // NewCheckpoint returns a checkpoint of a sandbox, without a name, to be written.

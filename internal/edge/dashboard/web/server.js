@@ -17,8 +17,8 @@ export default function ServerPage({ session }) {
           : html`<p><b class="phase-running">● Nothing is wrong.</b> New sandboxes are accepted.</p>`)}</section>
       <section class="panel" aria-label="Quota"><h2>Quota and use of ${session.namespace}</h2>
         <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">What</th><th scope="col" class="num">Running</th><th scope="col" class="num">Paused</th><th scope="col" class="num">Limit</th><th scope="col">Used</th></tr></thead><tbody>
-        ${(data?.quota ?? []).map((q) => html`<tr key=${q.name}><th scope="row">${q.name}</th><td class="num">${units[q.unit](q.running)}</td><td class="num">${units[q.unit](q.paused)}</td><td class="num">${q.most === undefined ? 'none' : units[q.unit](q.most)}</td>
-          <td>${q.most !== undefined && html`<meter min="0" max=${Math.max(1, q.most)} value=${q.running + (data.countsPaused ? q.paused : 0)} aria-label=${q.name + ' used'}></meter>`}</td></tr>`)}
+        ${(data?.quota ?? []).map((q) => html`<tr key=${q.name}><th scope="row">${q.name}</th>${q.used === undefined ? html`<td class="num">${units[q.unit](q.running)}</td><td class="num">${units[q.unit](q.paused)}</td>` : html`<td class="num" colspan="2">${units[q.unit](q.used)}</td>`}<td class="num">${q.most === undefined ? 'none' : units[q.unit](q.most)}</td>
+          <td>${q.most !== undefined && html`<meter min="0" max=${Math.max(1, q.most)} value=${q.used ?? q.running + (data.countsPaused ? q.paused : 0)} aria-label=${q.name + ' used'}></meter>`}</td></tr>`)}
         </tbody></table></div></section>
       <section class="panel" aria-label="API keys"><div class="title-row"><h2>API keys</h2><button onClick=${() => setCreates(true)}>New key</button></div>
         ${keys.error && html`<${Fault} error=${keys.error} onAgain=${keys.again} />`}

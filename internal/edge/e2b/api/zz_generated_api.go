@@ -534,9 +534,12 @@ type SandboxDetail struct {
 	} `json:"lifecycle"`
 
 	// Memory Ours. Where the memory of a paused sandbox is, RAM or Disk; absent where none is kept.
-	Memory   *string    `json:"memory,omitempty"`
-	MemoryMB int64      `json:"memoryMB"`
-	Metadata *StringMap `json:"metadata,omitempty"`
+	Memory *string `json:"memory,omitempty"`
+
+	// MemoryBytes Ours. The size of that memory on disk.
+	MemoryBytes *int64     `json:"memoryBytes,omitempty"`
+	MemoryMB    int64      `json:"memoryMB"`
+	Metadata    *StringMap `json:"metadata,omitempty"`
 
 	// Name Ours. The name of its object, unique within the team.
 	Name         *string        `json:"name,omitempty"`

@@ -57,6 +57,9 @@ func (h *Handlers) detail(ctx context.Context, v sandboxes.Sandbox) api.SandboxD
 		Network: network(v),
 		Memory:  request.Optional(string(v.Memory)),
 	}
+	if v.MemorySize > 0 {
+		d.MemoryBytes = &v.MemorySize
+	}
 	if len(v.Containers) > 0 {
 		d.Containers = new(containersOf(v))
 	}

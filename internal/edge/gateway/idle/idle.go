@@ -28,7 +28,7 @@ const (
 
 // Suspender executes idle policies.
 type Suspender interface {
-	Pause(ctx context.Context, namespace, id string, keepMemory *bool) error
+	PauseIdle(ctx context.Context, namespace, id string) error
 	Kill(ctx context.Context, namespace, id string) error
 }
 
@@ -93,7 +93,7 @@ func (p *Policy) Watch(ctx context.Context) error {
 func (p *Policy) act(ctx context.Context, r *route.Route) {
 	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
 	defer cancel()
-	action, do := "pause", func() error { return p.Suspender.Pause(ctx, r.Namespace, string(r.ID), nil) }
+	action, do := "pause", func() error { return p.Suspender.PauseIdle(ctx, r.Namespace, string(r.ID)) }
 	if r.Idle.Shutdown {
 		action, do = "shutdown", func() error { return p.Suspender.Kill(ctx, r.Namespace, string(r.ID)) }
 	}
