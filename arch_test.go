@@ -38,9 +38,9 @@ var planes = map[string][]string{
 var layers = [][]string{
 	0: {
 		"api/agents/v1beta1", "internal/base/errs", "internal/base/lifecycle", "internal/base/telemetry", "internal/base/failpoint",
-		"internal/base/signedurl", "internal/base/podsource", "api/crds", "packaging/chart", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
+		"internal/base/signedurl", "internal/base/podsource", "internal/base/webfile", "api/crds", "packaging/chart", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
 	},
-	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/base/keyedlock", "internal/base/auditlog", "internal/node/projection", "internal/testkit/ownnet", "internal/testkit/program"},
+	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/base/keyedlock", "internal/base/auditlog", "internal/base/docsite", "internal/node/projection", "internal/testkit/ownnet", "internal/testkit/program"},
 	2: {
 		"api/openapi", "internal/testkit/nfs", "internal/testkit/s3", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable", "internal/guest/interpreter",
 		"internal/node/disk", "internal/node/ipam", "internal/node/egress", "internal/edge/route",
@@ -107,6 +107,8 @@ var owners = map[string][]string{
 	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
 	"github.com/docker/cli":                  {"internal/client/cli/build"},   // Docker's configuration alone
 	"github.com/moby/buildkit":               {"internal/client/dockerfile"},  // the syntax of Dockerfiles alone
+	"github.com/yuin/goldmark":               {"internal/base/docsite"},
+	"github.com/bep/goat":                    {"internal/base/docsite"},
 	"github.com/moby/patternmatcher":         {"internal/client/dockerfile", "internal/guest/agent"},
 }
 

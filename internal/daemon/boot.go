@@ -15,6 +15,7 @@ import (
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/tools/events"
 
+	"github.com/barchan-dev/barchan/internal/base/docsite"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -192,6 +193,9 @@ func (d *Daemon) httpAPI(ctx context.Context) (http.Handler, error) {
 	}
 	mux.Handle("/ui", d.dashboard)
 	mux.Handle("/ui/", d.dashboard)
+	docs := docsite.Handler()
+	mux.Handle(docsite.Path, docs)
+	mux.Handle(docsite.Path+"/", docs)
 	if d.apart != nil {
 		mux.Handle(nodesocket.ContentPath, d.apart.Content(d.log))
 	}

@@ -116,7 +116,7 @@ func root(a *app.App) *cobra.Command {
 		sandboxes.KillCommand(a), sandboxes.PauseCommand(a), sandboxes.ResumeCommand(a), artifact.SnapshotCommand(a), sandboxes.ForkCommand(a), ports.PortCommand(a), ports.ListCommand(a),
 		ssh.Command(a), ssh.ConfigCommand(a), ssh.KeyCommand(a), ssh.ProxyCommand(a),
 		build.Command(a), resources.KeyCommand(a), resources.QuotaCommand(a), resources.ApplyCommand(a), resources.TemplateCommand(a), resources.PoolCommand(a), artifact.CheckpointCommand(a), artifact.ImageCommand(a), artifact.VolumeCommand(a), events.Command(a), events.WebhookCommand(a), mcp.Command(a),
-		admin.NetCommand(a), admin.PeersCommand(a), admin.DoctorCommand(a), admin.AuditCommand(a), admin.SecretsCommand(a), admin.ConfigCommand(a), admin.BenchCommand(a), cluster.Command(a), versionCommand(a),
+		admin.NetCommand(a), admin.PeersCommand(a), admin.DoctorCommand(a), admin.AuditCommand(a), admin.SecretsCommand(a), admin.ConfigCommand(a), admin.BenchCommand(a), cluster.Command(a), admin.DocsCommand(a), versionCommand(a),
 	)
 	app.CheckArguments(root)
 	completer{a}.complete(root)

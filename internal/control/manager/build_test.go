@@ -24,6 +24,7 @@ import (
 	buildfiles "github.com/barchan-dev/barchan/internal/control/builds"
 	"github.com/barchan-dev/barchan/internal/control/manager/builds"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
@@ -285,15 +286,17 @@ func TestBuildRequestNames(t *testing.T) {
 // TestManyOpenBuilds: a tenant may have a number of builds that have not ended.
 func TestManyOpenBuilds(t *testing.T) {
 	f := newFixture(t, withBuilds(t))
+	f.setQuota(t, quota.Builds.Annotation(), "3")
+	f.setQuota(t, quota.Templates.Annotation(), "4")
 	var last builds.Requested
-	for range 100 {
+	for range 3 {
 		var err error
 		if last, err = f.Builds.Request(t.Context(), builds.Request{Namespace: team, Name: "mine"}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	req := builds.Request{Namespace: team, Name: "mine"}
-	wantKind(t, second(f.Builds.Request(t.Context(), req)), errs.ErrExhausted, "at most 100 template builds")
+	wantKind(t, second(f.Builds.Request(t.Context(), req)), errs.ErrExhausted, "at most 3 template builds")
 	if _, err := f.Builds.Request(t.Context(), builds.Request{Namespace: "team-b", Name: "mine"}); err != nil {
 		t.Errorf("another team's: %v", err)
 	}
@@ -302,6 +305,10 @@ func TestManyOpenBuilds(t *testing.T) {
 	if err := f.cluster.Status().Update(t.Context(), b); err != nil {
 		t.Fatal(err)
 	}
+	quota.ObserveObjects[*barchan.TemplateBuild](f.quotas)(nil, b)
+	req.Tags = []string{"a", "b", "c", "d", "e"}
+	wantKind(t, second(f.Builds.Request(t.Context(), req)), errs.ErrExhausted, "at most 4 templates, tags included")
+	req.Tags = nil
 	if _, err := f.Builds.Request(t.Context(), req); err != nil {
 		t.Errorf("after the end of one: %v", err)
 	}

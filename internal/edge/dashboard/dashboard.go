@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/webfile"
 	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/quota"
@@ -83,7 +84,7 @@ type Server struct {
 	cfg      Config
 	sessions *sessions.Store
 	hub      *hub
-	assets   map[string]*asset
+	assets   map[string]*webfile.File
 	mux      *http.ServeMux
 	stopped  chan struct{} // closed when Run ends
 }
@@ -149,21 +150,9 @@ func (s *Server) routes() {
 	s.mux.HandleFunc(apiPath, func(w http.ResponseWriter, r *http.Request) {
 		request.WriteError(w, http.StatusNotFound, "no such route: "+r.Method+" "+r.URL.Path)
 	})
-	s.mux.HandleFunc("/ui/assets/", reads(s.serveAsset))
-	s.mux.HandleFunc("/ui/", reads(s.serveIndex))
+	s.mux.HandleFunc("/ui/assets/", webfile.Reads(s.serveAsset))
+	s.mux.HandleFunc("/ui/", webfile.Reads(s.serveIndex))
 	s.mux.Handle("/ui", http.RedirectHandler("/ui/", http.StatusFound))
-}
-
-// reads refuses methods that change something: no preflight of another origin is answered.
-func reads(h http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			w.Header().Set("Allow", "GET, HEAD")
-			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
-			return
-		}
-		h(w, r)
-	}
 }
 
 // page registers a route of the page's scripts: a method and a path below apiPath.
