@@ -275,8 +275,8 @@ func (s Setting) setPrefixes(p *[]netip.Prefix, text string) error {
 	return nil
 }
 
-// kind is how the help names the type of a setting's value.
-func (s Setting) kind() string {
+// Kind names the type of the setting's value, as the help shows it: bool, int, list, duration, CIDR, quantity or string.
+func (s Setting) Kind() string {
 	switch s.ptr.(type) {
 	case *bool:
 		return "bool"
