@@ -155,6 +155,7 @@ func (c *Config) table() []Setting {
 		{Key: "auditLogFiles", ptr: &c.AuditLogFiles, Doc: "files of auditLog that are kept, the current one included"},
 		{Key: "accessLog", ptr: &c.AccessLog, Doc: "log each request"},
 		{Key: "otlpEndpoint", ptr: &c.OTLPEndpoint, Doc: "OTLP gRPC collector of traces (default none)"},
+		{Key: "otlpSamplePercent", ptr: &c.OTLPSamplePercent, Doc: "share of the traces that begin here which are recorded, from 1 to 100; a client's traceparent decides for its own"},
 	}
 }
 

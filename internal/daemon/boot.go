@@ -134,9 +134,7 @@ func (d *Daemon) makeGateway(ctx context.Context) error {
 	if d.verifier != nil {
 		cfg.Verifier = d.verifier
 	}
-	if d.cfg.OTLPEndpoint != "" {
-		cfg.Tracing = d.tracer
-	}
+	cfg.Tracing = d.tracing()
 	if d.gateway, err = gateway.New(cfg); err != nil {
 		return err
 	}
@@ -159,6 +157,14 @@ func (d *Daemon) gatewayServices() (list services) {
 		defer cancel()
 		return d.gateway.Drain(grace)
 	}))
+}
+
+// tracing returns the provider of tracers; nil without a collector.
+func (d *Daemon) tracing() trace.TracerProvider {
+	if d.cfg.OTLPEndpoint == "" {
+		return nil
+	}
+	return d.tracer
 }
 
 // httpAPI is what the listeners answer to requests that are not for a sandbox.
