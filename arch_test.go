@@ -57,7 +57,7 @@ var layers = [][]string{
 		"internal/node/agentconn", "internal/node/images", "internal/node/oom", "internal/node/plan", "internal/node/probe", "internal/node/programs", "internal/client/cluster", "client",
 	},
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/edge/sshd", "internal/adminapi", "internal/config", "internal/node/journal", "internal/node/references", "internal/client/dockerfile", "internal/testkit/kubeinstall"},
-	6:  {"internal/edge/e2b", "internal/node/registry", "internal/testkit/kubefakes"},
+	6:  {"internal/client/bundle", "internal/edge/e2b", "internal/node/registry", "internal/testkit/kubefakes"},
 	7:  {"internal/node/checkpoint", "internal/edge/dashboard"},
 	8:  {"internal/node/transfer", "internal/node/operation", "internal/client/cli/terminal"},
 	9:  {"internal/node/inventory", "internal/node/capture", "internal/node/suspend", "internal/node/supervise", "internal/client/cli/app"},

@@ -46,6 +46,7 @@ func deps() app.Deps {
 		Audit: func(ctx context.Context, cfg config.Config) ([]adminclient.Finding, error) {
 			return offline.Audit(ctx, cfg, telemetry.Discard())
 		},
+		Journal: offline.Journal,
 	}
 }
 

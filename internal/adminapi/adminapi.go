@@ -50,7 +50,7 @@ type ImageBuilder interface {
 	BuildImage(ctx context.Context, req adminclient.BuildImageRequest, progress func(adminclient.Event)) (adminclient.Image, error)
 }
 
-// Config has the parts of an API. All of it is needed but for Audit, Addresses, Egress and Checkpoints.
+// Config has the parts of an API. All of it is needed but for Audit, Diagnostics, Addresses, Egress and Checkpoints.
 type Config struct {
 	Socket string
 	Server Server
@@ -58,6 +58,8 @@ type Config struct {
 	Build  ImageBuilder
 	// Audit compares the server's records with each other; nil disables it.
 	Audit func(ctx context.Context) ([]adminclient.Finding, error)
+	// Diagnostics returns the inside of the server, also during the boot; nil disables it.
+	Diagnostics func(ctx context.Context) (adminclient.Diagnostics, error)
 	// Addresses and Egress are of a server that runs sandboxes itself; without them there are no
 	// such routes.
 	Addresses Addresses
@@ -118,6 +120,12 @@ func (a *API) Handler() http.Handler {
 		mux.HandleFunc("GET "+adminclient.PathAudit, func(w http.ResponseWriter, r *http.Request) {
 			found, err := a.cfg.Audit(r.Context())
 			a.answer(w, r, orEmpty(found), err)
+		})
+	}
+	if a.cfg.Diagnostics != nil {
+		mux.HandleFunc("GET "+adminclient.PathDiagnostics, func(w http.ResponseWriter, r *http.Request) {
+			d, err := a.cfg.Diagnostics(r.Context())
+			a.answer(w, r, d, err)
 		})
 	}
 	mux.HandleFunc("GET "+adminclient.PathImages, func(w http.ResponseWriter, r *http.Request) {

@@ -166,6 +166,8 @@ type Config struct {
 	LogFormat    string
 	AccessLog    bool
 	OTLPEndpoint string
+	// OTLPSamplePercent is the share of traces that are recorded, of requests without a trace of the client's.
+	OTLPSamplePercent int
 }
 
 // Roles.
@@ -277,6 +279,7 @@ func Default() Config {
 		ClientConnections:   10_000,
 		AuditLogSize:        resource.MustParse("100Mi"),
 		AuditLogFiles:       10,
+		OTLPSamplePercent:   100,
 		LogLevel:            "info",
 		LogFormat:           "text",
 	}

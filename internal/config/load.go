@@ -233,7 +233,7 @@ func nodeText(s Setting, n *yaml.Node) (string, error) {
 		}
 		return n.Value, nil
 	case yaml.SequenceNode:
-		if s.kind() != "list" {
+		if s.Kind() != "list" {
 			return "", invalid(s.Key, "is a list, want one value")
 		}
 		items := make([]string, 0, len(n.Content))
@@ -266,7 +266,7 @@ func AddFlags(fs *pflag.FlagSet, want func(key string) bool) *Flags {
 		v := &flagValue{setting: s, text: defaultText(s)}
 		f.given[s.Key] = v
 		flag := fs.VarPF(v, s.Flag(), "", s.Doc)
-		if s.kind() == "bool" {
+		if s.Kind() == "bool" {
 			flag.NoOptDefVal = "true"
 		}
 	}
@@ -302,14 +302,14 @@ type flagValue struct {
 func (v *flagValue) String() string { return v.text }
 
 // Type is what the help calls the value.
-func (v *flagValue) Type() string { return v.setting.kind() }
+func (v *flagValue) Type() string { return v.setting.Kind() }
 
 // Set checks and takes a value; a list given twice is joined.
 func (v *flagValue) Set(text string) error {
 	if err := v.setting.set(text); err != nil {
 		return err
 	}
-	if v.isSet && v.setting.kind() == "list" {
+	if v.isSet && v.setting.Kind() == "list" {
 		text = v.text + "," + text
 	}
 	v.text, v.isSet = text, true

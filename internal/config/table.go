@@ -160,6 +160,7 @@ func (c *Config) table() []Setting {
 		{Key: "auditLogFiles", ptr: &c.AuditLogFiles, Doc: "files of auditLog that are kept, the current one included"},
 		{Key: "accessLog", ptr: &c.AccessLog, Doc: "log each request"},
 		{Key: "otlpEndpoint", ptr: &c.OTLPEndpoint, Doc: "OTLP gRPC collector of traces (default none)"},
+		{Key: "otlpSamplePercent", ptr: &c.OTLPSamplePercent, Doc: "share of the traces that begin here which are recorded, from 1 to 100; a client's traceparent decides for its own"},
 	}
 }
 
@@ -280,8 +281,8 @@ func (s Setting) setPrefixes(p *[]netip.Prefix, text string) error {
 	return nil
 }
 
-// kind is how the help names the type of a setting's value.
-func (s Setting) kind() string {
+// Kind names the type of the setting's value, as the help shows it: bool, int, list, duration, CIDR, quantity or string.
+func (s Setting) Kind() string {
 	switch s.ptr.(type) {
 	case *bool:
 		return "bool"

@@ -444,6 +444,8 @@ func (c *Config) checkTelemetry() error {
 	switch size := c.AuditLogSize.Value(); {
 	case size < minAuditSize:
 		return invalid("auditLogSize", "%s is too little, want %d or more bytes", c.AuditLogSize.String(), minAuditSize)
+	case c.OTLPSamplePercent < 1 || c.OTLPSamplePercent > 100:
+		return invalid("otlpSamplePercent", "%d is not from 1 to 100; leave otlpEndpoint empty for no traces", c.OTLPSamplePercent)
 	case c.AuditLogFiles < 1 || c.AuditLogFiles > maxAuditFiles:
 		return invalid("auditLogFiles", "%d is not from 1 to %d", c.AuditLogFiles, maxAuditFiles)
 	case c.AuditLog != AuditOff:

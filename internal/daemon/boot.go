@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"go.opentelemetry.io/otel/trace"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	authentication "k8s.io/client-go/kubernetes/typed/authentication/v1"
@@ -139,9 +140,7 @@ func (d *Daemon) makeGateway(ctx context.Context) error {
 	if d.verifier != nil {
 		cfg.Verifier = d.verifier
 	}
-	if d.cfg.OTLPEndpoint != "" {
-		cfg.Tracing = d.tracer
-	}
+	cfg.Tracing = d.tracing()
 	if d.gateway, err = gateway.New(cfg); err != nil {
 		return err
 	}
@@ -164,6 +163,14 @@ func (d *Daemon) gatewayServices() (list services) {
 		defer cancel()
 		return d.gateway.Drain(grace)
 	}))
+}
+
+// tracing returns the provider of tracers; nil without a collector.
+func (d *Daemon) tracing() trace.TracerProvider {
+	if d.cfg.OTLPEndpoint == "" {
+		return nil
+	}
+	return d.tracer
 }
 
 // httpAPI is what the listeners answer to requests that are not for a sandbox.

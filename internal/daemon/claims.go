@@ -231,7 +231,7 @@ func (d *Daemon) nodeControllers() []controllerSpec {
 		{"sandboxes", func() (controller, error) {
 			return controllers.NewSandbox(controllers.SandboxConfig{
 				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.Node, Node: d.cfg.NodeName, Changes: d.machine.Node.Changes(), Events: d.recorder, Origins: d.cache, References: d.cache,
-				ForkSecrets: d.cfg.ForkSecrets, LastWarmClaim: d.picker.LastWarmClaim,
+				ForkSecrets: d.cfg.ForkSecrets, LastWarmClaim: d.picker.LastWarmClaim, Tracing: d.tracing(),
 			})
 		}},
 		{"checkpoints", func() (controller, error) {

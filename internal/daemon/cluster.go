@@ -71,7 +71,7 @@ func (d *Daemon) clusterControllers() []controllerSpec {
 		return controllers.NewSandbox(controllers.SandboxConfig{
 			Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.runner, Events: d.recorder,
 			Sources: d.runner.Changes(d.cache.Informers()), Workers: podWorkers, Starts: podWorkers,
-			LastWarmClaim: d.picker.LastWarmClaim, Assumed: d.assumed,
+			LastWarmClaim: d.picker.LastWarmClaim, Assumed: d.assumed, Tracing: d.tracing(),
 		})
 	}}}, d.objectControllers(nil)...)
 }

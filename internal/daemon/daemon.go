@@ -124,6 +124,14 @@ type Daemon struct {
 	admin         *adminapi.API
 }
 
+// serviceName is the process' name in traces.
+func (d *Daemon) serviceName() string {
+	if d.cfg.Role == config.RoleServer {
+		return "barchan"
+	}
+	return "barchan-" + d.cfg.Role
+}
+
 var errStopRequested = errors.New("stop requested")
 
 // New checks the configuration and starts nothing.
@@ -150,7 +158,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	d.started = time.Now()
 	ctx, d.stop = context.WithCancelCause(ctx)
 	defer d.stop(nil)
-	tracer, endTracing, err := telemetry.NewTracing(ctx, telemetry.TraceConfig{Endpoint: d.cfg.OTLPEndpoint, Service: "barchan", Version: d.cfg.Version})
+	tracer, endTracing, err := telemetry.NewTracing(ctx, telemetry.TraceConfig{Endpoint: d.cfg.OTLPEndpoint, Service: d.serviceName(), Version: d.cfg.Version, Ratio: float64(d.cfg.OTLPSamplePercent) / 100})
 	if err != nil {
 		return fmt.Errorf("otlpEndpoint: %w", err)
 	}

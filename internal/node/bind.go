@@ -81,7 +81,9 @@ func (n *Node) refresh(ctx context.Context, r *journal.Row, s *agents.Sandbox) e
 }
 
 // bind implements Bind; the caller holds the sandbox's lock.
-func (n *Node) bind(ctx context.Context, u *registry.Handle, r *journal.Row, s *agents.Sandbox) error {
+func (n *Node) bind(ctx context.Context, u *registry.Handle, r *journal.Row, s *agents.Sandbox) (err error) {
+	ctx, end := telemetry.StartSpan(ctx, "node bind", telemetry.OfSandbox(string(u.ID)))
+	defer func() { end(err) }()
 	w := n.host.Operation(new(*r))
 	w.Row.Plan.Env = slices.Clone(s.Spec.PodTemplate.Spec.Containers[0].Env)
 	w.Row.Plan.Secure = s.Spec.AgentSecured()

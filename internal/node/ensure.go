@@ -36,7 +36,7 @@ func (n *Node) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed,
 	}
 	n.handles.ClearDesiredByName(ref)
 	if n.initializes(s) {
-		return n.ensureInitialized(s, ref)
+		return n.ensureInitialized(ctx, s, ref)
 	}
 	return n.ensureLocked(ctx, s, ref)
 }
@@ -85,7 +85,9 @@ func (n *Node) checkUnused(id sandbox.ID) error {
 }
 
 // ensure does the work of Ensure. The caller holds the lock of the sandbox.
-func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox) (sandbox.Observed, error) {
+func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox) (_ sandbox.Observed, err error) {
+	ctx, end := telemetry.StartSpan(ctx, "node create", telemetry.OfSandbox(string(u.ID)))
+	defer func() { end(err) }()
 	if r := u.Row(); r != nil {
 		if r.KeepsClaims() {
 			return n.recreate(ctx, u, r, s)

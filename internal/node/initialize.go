@@ -12,6 +12,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 )
 
@@ -117,14 +118,14 @@ func (n *Node) initializes(s *agents.Sandbox) bool {
 
 // ensureInitialized implements Ensure for a sandbox with init containers. It begins the create and returns; the end is a
 // change of the sandbox, whose next Ensure returns the result.
-func (n *Node) ensureInitialized(s *agents.Sandbox, ref sandbox.Ref) (sandbox.Observed, error) {
+func (n *Node) ensureInitialized(ctx context.Context, s *agents.Sandbox, ref sandbox.Ref) (sandbox.Observed, error) {
 	it, first := n.inits.begin(ref)
 	if it.unread {
 		return n.absent(), it.err
 	}
 	if first {
 		s = s.DeepCopy()
-		n.tasks.Start(func(ctx context.Context) { n.initialize(ctx, s, ref) })
+		n.tasks.Start(func(task context.Context) { n.initialize(telemetry.WithSpanOf(task, ctx), s, ref) })
 	}
 	seen := n.absent()
 	seen.State, seen.Reason, seen.Message = sandbox.ContainerPending, sandbox.ReasonInitializing, it.message

@@ -11,6 +11,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/images"
@@ -101,7 +102,9 @@ func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<2
 
 // imageFor returns the image of a new sandbox: that of its checkpoint if both name the same, even if the name now belongs to
 // another image.
-func (n *Node) imageFor(ctx context.Context, p *plan.Plan, o *checkpoint.Origin) (ctrd.Image, error) {
+func (n *Node) imageFor(ctx context.Context, p *plan.Plan, o *checkpoint.Origin) (_ ctrd.Image, err error) {
+	ctx, end := telemetry.StartSpan(ctx, "step image")
+	defer func() { end(err) }()
 	if o == nil {
 		return n.host.FindImage(ctx, p, n.pullReports(p.Ref))
 	}

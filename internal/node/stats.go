@@ -131,6 +131,9 @@ func (n *Node) List(ctx context.Context) ([]Status, error) {
 	return all, nil
 }
 
+// JournalSummary returns the rows of the journal without their content, also before Run has adopted them.
+func (n *Node) JournalSummary() ([]journal.Summary, error) { return n.journal.Summaries() }
+
 // observeStep records the duration of a step.
 func (n *Node) observeStep(class oci.Class, step string, took time.Duration) {
 	n.cfg.ObserveStep(string(class), step, took)

@@ -7,6 +7,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
@@ -27,7 +28,7 @@ func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspend
 		return sandbox.Observed{}, fmt.Errorf("spec.barchan.suspend: %q is none of %s, %s, %s: %w",
 			mode, agents.SuspendMemory, agents.SuspendFiles, agents.SuspendDelete, errs.ErrInvalid)
 	}
-	return n.locked(ctx, ref, func(ctx context.Context, u *registry.Handle, r *journal.Row) error {
+	return n.locked(ctx, ref, "node suspend", func(ctx context.Context, u *registry.Handle, r *journal.Row) error {
 		return n.suspender.Suspend(ctx, u, r, mode)
 	})
 }
@@ -42,13 +43,15 @@ func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspend
 //
 // With filesOnly the memory is discarded permanently, and the sandbox started from its files.
 func (n *Node) Resume(ctx context.Context, ref sandbox.Ref, filesOnly bool) (sandbox.Observed, error) {
-	return n.locked(ctx, ref, func(ctx context.Context, u *registry.Handle, r *journal.Row) error {
+	return n.locked(ctx, ref, "node resume", func(ctx context.Context, u *registry.Handle, r *journal.Row) error {
 		return n.suspender.Resume(ctx, u, r, filesOnly)
 	})
 }
 
-// locked does work on a running or paused sandbox with its lock held.
-func (n *Node) locked(ctx context.Context, ref sandbox.Ref, do func(ctx context.Context, u *registry.Handle, r *journal.Row) error) (sandbox.Observed, error) {
+// locked does work on a running or paused sandbox with its lock held, in a span of a name.
+func (n *Node) locked(ctx context.Context, ref sandbox.Ref, span string, do func(ctx context.Context, u *registry.Handle, r *journal.Row) error) (_ sandbox.Observed, err error) {
+	ctx, end := telemetry.StartSpan(ctx, span, telemetry.OfSandbox(string(sandbox.IDOf(ref.UID))))
+	defer func() { end(err) }()
 	if err := n.awaitAdopted(ctx); err != nil {
 		return sandbox.Observed{}, err
 	}

@@ -276,7 +276,7 @@ func TestFullDisk(t *testing.T) {
 		s := s.in(t)
 		stop := again(2, func(_, _ int) {
 			if status, text, _ := s.tryNew(); status != http.StatusCreated && status != http.StatusServiceUnavailable {
-				t.Errorf("create while the disk fills = %d %s", status, text)
+				t.Errorf("create while the disk fills = %d %s\n%s", status, text, s.errorsLogged())
 			}
 		})
 		defer stop()

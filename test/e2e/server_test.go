@@ -338,6 +338,21 @@ func (s *server) value(key string) string {
 // gatewayError matches the access log's record of a local reply of the gateway.
 var gatewayError = regexp.MustCompile(`msg=request .* status=(429|50[234]) `)
 
+// errorsLogged returns the lines of errors in the server's log.
+func (s *server) errorsLogged() string {
+	log, err := os.ReadFile(filepath.Join(s.dir, "log"))
+	if err != nil {
+		return err.Error()
+	}
+	var lines []string
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "level=ERROR") {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "")
+}
+
 // tail returns the end of the log, and before it the requests to sandboxes that failed.
 func (s *server) tail() string {
 	b, _ := os.ReadFile(filepath.Join(s.dir, "log"))

@@ -3,6 +3,7 @@ package telemetry_test
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"io"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	coltrace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/grpc"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
@@ -99,31 +101,43 @@ func TestMetricsHandler(t *testing.T) {
 	}
 }
 
-// collector keeps the names of the spans that it is sent.
+// received is a span that a collector was sent.
+type received struct {
+	service, name, trace, span, parent string
+}
+
+// collector is an OTLP receiver, which keeps the spans that it is sent.
 type collector struct {
 	coltrace.UnimplementedTraceServiceServer
-	spans chan string
+	spans chan received
 }
 
 func (c *collector) Export(
 	_ context.Context, req *coltrace.ExportTraceServiceRequest,
 ) (*coltrace.ExportTraceServiceResponse, error) {
 	for _, r := range req.GetResourceSpans() {
+		service := ""
+		for _, a := range r.GetResource().GetAttributes() {
+			if a.GetKey() == "service.name" {
+				service = a.GetValue().GetStringValue()
+			}
+		}
 		for _, s := range r.GetScopeSpans() {
 			for _, span := range s.GetSpans() {
-				c.spans <- span.GetName()
+				c.spans <- received{service, span.GetName(), hex.EncodeToString(span.GetTraceId()), hex.EncodeToString(span.GetSpanId()), hex.EncodeToString(span.GetParentSpanId())}
 			}
 		}
 	}
 	return &coltrace.ExportTraceServiceResponse{}, nil
 }
 
+// TestTracingReachesACollector has two processes export one trace, whose context goes from one to the other on an object.
 func TestTracingReachesACollector(t *testing.T) {
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &collector{spans: make(chan string, 8)}
+	c := &collector{spans: make(chan received, 8)}
 	srv := grpc.NewServer()
 	coltrace.RegisterTraceServiceServer(srv, c)
 	served := make(chan error, 1)
@@ -134,27 +148,40 @@ func TestTracingReachesACollector(t *testing.T) {
 			t.Error(err)
 		}
 	})
-
-	provider, shutdown, err := telemetry.NewTracing(t.Context(), telemetry.TraceConfig{
-		Endpoint: l.Addr().String(), Service: "test",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, span := provider.Tracer("x").Start(t.Context(), "claim")
-	span.End()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	if err := shutdown(ctx); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case got := <-c.spans:
-		if got != "claim" {
-			t.Errorf("span %q", got)
+	process := func(service string) (trace.TracerProvider, func()) {
+		provider, shutdown, err := telemetry.NewTracing(t.Context(), telemetry.TraceConfig{Endpoint: l.Addr().String(), Service: service})
+		if err != nil {
+			t.Fatal(err)
 		}
-	default:
-		t.Error("the span was not flushed by shutdown")
+		return provider, func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			if err := shutdown(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	server, stopServer := process("barchan")
+	ctx, span := server.Tracer("x").Start(t.Context(), "claim")
+	object := &metav1.ObjectMeta{}
+	telemetry.Stamp(ctx, object)
+	span.End()
+	node, stopNode := process("barchan-node")
+	_, end := telemetry.StartSpan(telemetry.Continue(t.Context(), node, object), "node create")
+	end(nil)
+	stopServer()
+	stopNode()
+	close(c.spans) // all were exported
+	got := slices.Collect(func(yield func(received) bool) {
+		for s := range c.spans {
+			yield(s)
+		}
+	})
+	if len(got) != 2 || got[0].service != "barchan" || got[0].name != "claim" || got[1].service != "barchan-node" || got[1].name != "node create" {
+		t.Fatalf("received %+v", got)
+	}
+	if got[1].trace != got[0].trace || got[1].parent != got[0].span {
+		t.Errorf("the node's span is not below the server's: %+v", got)
 	}
 }
 

@@ -22,12 +22,14 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
@@ -101,7 +103,7 @@ type sender struct {
 
 // RoundTrip implements http.RoundTripper.
 func (s sender) RoundTrip(req *http.Request) (*http.Response, error) {
-	return s.b.transport.RoundTrip(req.WithContext(context.WithValue(req.Context(), destination{}, s.to)))
+	return telemetry.TraceTransport(s.b.transport).RoundTrip(req.WithContext(context.WithValue(req.Context(), destination{}, s.to)))
 }
 
 // New opens nothing.
@@ -118,7 +120,9 @@ func New(cfg Config) *Client {
 
 // Bind sends a request to the agent of a sandbox. ctx must have a deadline. An agent that does not know its token yet
 // is accepted if the request has the token.
-func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error {
+func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) (err error) {
+	ctx, end := telemetry.StartSpan(ctx, "agent init", trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(sandbox.IDOf(s.UID))))
+	defer func() { end(err) }()
 	to := destination{uid: s.UID, tokenless: req.AccessToken != ""}
 	if b.has(s.UID) {
 		// The agent may have closed it; then, and only then, the request is sent on a new one.

@@ -25,6 +25,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
@@ -242,6 +243,7 @@ func (x *Claim) commit(ctx context.Context, lease *picker.Lease) (*agents.Sandbo
 	}
 	x.hold.For(member.Name)
 	want := x.owner.Adopt(member, x.template)
+	telemetry.Stamp(ctx, want)
 	x.wrote, x.fresh = true, false
 	s, err := lease.Commit(ctx, want)
 	if err == nil {
@@ -268,6 +270,7 @@ func (x *Claim) Create(ctx context.Context, warmUp bool) (*agents.Sandbox, error
 		}
 	}
 	x.hold.For(s.Name)
+	telemetry.Stamp(ctx, s)
 	x.wrote = true
 	if err := x.c.cfg.Creator.Create(ctx, s); err != nil {
 		return s, err

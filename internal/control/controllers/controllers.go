@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -93,6 +94,8 @@ type SandboxConfig struct {
 	// Assumed has sandboxes that this process has written and the cache may not show yet; nil: the cache is believed. A Pod's event
 	// comes before that of the status which the Pod's last one led to, and a status over the older version would be refused.
 	Assumed *assumecache.Sandboxes
+	// Tracing continues the traces of requests that have changed sandboxes; nil: none is.
+	Tracing trace.TracerProvider
 }
 
 // NewSandbox returns the controller of sandboxes on a node. Its Start blocks until ctx is done.

@@ -48,6 +48,7 @@ func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request
 		r.Log.DebugContext(ctx, "sandbox of another node ignored", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Node, s.Status.NodeName)
 		return reconcile.Result{}, nil
 	}
+	ctx = telemetry.Continue(ctx, r.Tracing, s)
 	result, err := r.step(ctx, s)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// A concurrent write; its event also causes a reconcile.
@@ -241,6 +242,7 @@ func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error
 	case s.Spec.Barchan != nil && s.Spec.Barchan.OnTimeout == agents.TimeoutPause:
 		s.Spec.OperatingMode, s.Spec.ShutdownTime = agents.ModeSuspended, nil
 		s.Spec.Barchan.Resume = agents.ResumeMemory // resets the mode of an earlier resume
+		telemetry.Stamp(ctx, s)                     // no request is the cause
 		err = r.Client.Update(ctx, s)
 	case s.Spec.ShutdownPolicy == agents.ShutdownDelete:
 		err = r.Client.Delete(ctx, s, client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion})

@@ -31,14 +31,24 @@ const (
 	resume                    // to running
 )
 
+// String names the transition, for spans.
+func (t transition) String() string {
+	return [...]string{still: "keep", start: "start", suspend: "suspend", resume: "resume"}[t]
+}
+
 // drive reconciles the container with the spec. It returns the observed state and the attempted transition.
-func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, transition, error) {
+func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (_ sandbox.Observed, _ transition, err error) {
 	ref := refOf(s)
 	seen, err := r.Runner.Observe(ctx, ref)
 	if err != nil {
 		return seen, still, fmt.Errorf("observe: %w", err)
 	}
 	todo := transitionOf(s, seen.State)
+	if todo != still {
+		var end func(error)
+		ctx, end = telemetry.StartSpan(ctx, todo.String()+" container", telemetry.OfSandbox(string(sandbox.IDOf(s.UID))))
+		defer func() { end(err) }()
+	}
 	if todo == suspend || (todo == resume && resumesFromFiles(s)) {
 		if err := r.confirm(ctx, s); err != nil {
 			return seen, still, err

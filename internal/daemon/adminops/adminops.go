@@ -1,4 +1,4 @@
-// Package adminops implements the operations of the admin API: status, doctor, removal of all sandboxes, images, addresses, peers, transfers of
+// Package adminops implements the operations of the admin API: status, doctor, diagnostics, removal of all sandboxes, images, addresses, peers, transfers of
 // checkpoints.
 //
 // It starts nothing and holds no state: what a phase of the boot makes is read from [Config.Ready], after the boot only.
@@ -85,7 +85,7 @@ func New(cfg Config) Server { return Server{cfg: cfg, log: cfg.Log.With(telemetr
 func (s Server) API() (*adminapi.API, error) {
 	return adminapi.New(adminapi.Config{
 		Socket: s.cfg.Config.AdminSocket(), Server: s, Images: imageStore{s}, Build: imageStore{s}, Log: s.cfg.Log,
-		Audit: s.Audit, Addresses: network{s}, Egress: network{s}, Peers: s.peers(), Checkpoints: transfers{s}, RotateSecrets: s.rotateSecrets, Wrap: s.cfg.Wrap,
+		Audit: s.Audit, Diagnostics: s.diagnostics, Addresses: network{s}, Egress: network{s}, Peers: s.peers(), Checkpoints: transfers{s}, RotateSecrets: s.rotateSecrets, Wrap: s.cfg.Wrap,
 	})
 }
 

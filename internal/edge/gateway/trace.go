@@ -22,7 +22,7 @@ func (x *exchange) span() (end func()) {
 	ctx, s := x.g.tracer.Start(ctx, "sandbox request", trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(
 		attribute.String("http.request.method", x.r.Method), attribute.String("barchan.sandbox", string(x.ID)), attribute.Int("barchan.port", int(x.Port)),
 	))
-	x.traced = tracedHeaders(ctx)
+	x.r, x.traced = x.r.WithContext(ctx), tracedHeaders(ctx) // a wake is below the request
 	x.traceID = s.SpanContext().TraceID().String()
 	return func() {
 		s.SetAttributes(attribute.Int("http.response.status_code", x.status))

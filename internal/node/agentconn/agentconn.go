@@ -12,8 +12,11 @@ import (
 	"strconv"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -40,10 +43,10 @@ type Agents struct {
 
 // New opens nothing.
 func New(token func(sandbox.ID) string, timeout time.Duration) *Agents {
-	return &Agents{token: token, timeout: timeout, HTTP: &http.Client{Transport: &http.Transport{
+	return &Agents{token: token, timeout: timeout, HTTP: &http.Client{Transport: telemetry.TraceTransport(&http.Transport{
 		DialContext:        (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
 		DisableCompression: true, MaxIdleConnsPerHost: 4, MaxResponseHeaderBytes: envd.MaxResponseHeader, IdleConnTimeout: 5 * time.Minute,
-	}}}
+	})}}
 }
 
 // Close closes idle connections.
@@ -113,7 +116,9 @@ func (a *Agents) AwaitHealth(ctx context.Context, c Container) (*envd.Client, er
 }
 
 // AwaitStarted waits until the agent responds, and sets its clock.
-func (a *Agents) AwaitStarted(ctx context.Context, c Container) error {
+func (a *Agents) AwaitStarted(ctx context.Context, c Container) (err error) {
+	ctx, end := telemetry.StartSpan(ctx, "agent start", trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(c.ID)))
+	defer func() { end(err) }()
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	agent, err := a.AwaitHealth(ctx, c)
@@ -129,7 +134,9 @@ func (a *Agents) AwaitStarted(ctx context.Context, c Container) error {
 
 // AwaitRestored waits until the agent responds, and notifies it of the restore. It sets the clock of an agent
 // without that request.
-func (a *Agents) AwaitRestored(ctx context.Context, c Container) error {
+func (a *Agents) AwaitRestored(ctx context.Context, c Container) (err error) {
+	ctx, end := telemetry.StartSpan(ctx, "agent restore", trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(c.ID)))
+	defer func() { end(err) }()
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	agent, err := a.AwaitHealth(ctx, c)
@@ -149,7 +156,9 @@ func (a *Agents) AwaitRestored(ctx context.Context, c Container) error {
 
 // Configure sends a running agent the configuration that it would read at a start. It omits the time,
 // which could make a concurrent request count as late.
-func (a *Agents) Configure(ctx context.Context, c Container, cfg *envd.Config) error {
+func (a *Agents) Configure(ctx context.Context, c Container, cfg *envd.Config) (err error) {
+	ctx, end := telemetry.StartSpan(ctx, "agent configure", trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(c.ID)))
+	defer func() { end(err) }()
 	agent, err := a.Client(c)
 	if err != nil {
 		return err

@@ -168,7 +168,10 @@ func (w *Operation) doOne(ctx context.Context, s step) error {
 		return fmt.Errorf("step %s: %w", s.name, context.Cause(ctx))
 	}
 	began := time.Now()
-	if err := s.do(ctx); err != nil {
+	traced, end := telemetry.StartSpan(ctx, "step "+s.name)
+	err := s.do(traced)
+	end(err)
+	if err != nil {
 		return fmt.Errorf("step %s: %w", s.name, err)
 	}
 	w.host.cfg.ObserveStep(string(w.Row.Plan.Class), s.name, time.Since(began))

@@ -20,12 +20,25 @@ func DoctorCommand(a *app.App) *cobra.Command {
 		Short: "Check whether this machine can run sandboxes",
 		Long: "Check this machine, and the server if it runs. The exit code is 1 if something must be done.\n" +
 			"With --deep, look for what belongs to no sandbox, or lacks what it belongs to: network namespaces, links, rules,\n" +
-			"mounts, snapshots, addresses, cgroups, processes, files, memory images, objects and routes.",
+			"mounts, snapshots, addresses, cgroups, processes, files, memory images, objects and routes.\n" +
+			"With --bundle, write a support bundle for a bug report, also while the server is down: versions, facts of the machine,\n" +
+			"settings, checks, conditions, metrics, goroutines, stages of the journal, lists of objects, events and the end of the log,\n" +
+			"without secrets. The exit code is 0 also if a part is missing; the file is for its owner alone.",
+		Example: "  barchan doctor --bundle\n  barchan doctor --bundle report.tar.gz --json | jq -r '.parts[].name'",
 	}
 	a.JSONFlag(cmd)
 	var deep bool
 	cmd.Flags().BoolVar(&deep, "deep", false, "look for what was leaked, instead of checking the machine")
+	file := bundleFlag(cmd)
 	return withSettings(a, cmd, func(cmd *cobra.Command, cfg *config.Resolved) error {
+		switch given := cmd.Flags().Changed("bundle"); {
+		case given && deep:
+			return app.Usage(cmd, errors.New("--bundle and --deep exclude each other"))
+		case given && *file == "":
+			return app.Usage(cmd, errors.New("--bundle: the name of the file is empty"))
+		case given:
+			return writeBundle(cmd.Context(), a, cfg, *file)
+		}
 		if deep {
 			found, err := audit(cmd.Context(), a, cfg)
 			if printed := printFindings(a, found, err == nil); err == nil {

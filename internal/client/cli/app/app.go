@@ -217,6 +217,8 @@ type Deps struct {
 	Doctor func(ctx context.Context, cfg config.Config) []adminclient.Check
 	// Audit finds leaked resources on a machine without a running server. It may return both.
 	Audit func(ctx context.Context, cfg config.Config) ([]adminclient.Finding, error)
+	// Journal reads the node's journal on a machine without a running server.
+	Journal func(cfg *config.Config) ([]adminclient.JournalRow, error)
 }
 
 // App is one run of the program.

@@ -107,6 +107,8 @@ const MaxQueueTimeout = 24 * time.Hour
 // another request is an [idempotency.ErrKeyReused]. It then continues even if ctx is done.
 func (cr *Creator) Create(ctx context.Context, req Request) (_ sandboxes.Sandbox, err error) {
 	start := time.Now()
+	ctx, end := telemetry.StartSpan(ctx, "create sandbox")
+	defer func() { end(err) }()
 	defer func() { cr.Sandboxes.Observe(ctx, "create", start, err) }()
 	if err := cr.check(&req); err != nil {
 		return sandboxes.Sandbox{}, err

@@ -159,7 +159,9 @@ func (c *createOp) Warm() bool { return c.origin == nil && len(c.mounts) == 0 }
 
 // claimWarm claims a member and binds its agent. Its errors are a picker.ErrNone, errUnbound, and those that
 // end the create.
-func (cr *Creator) claimWarm(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
+func (cr *Creator) claimWarm(ctx context.Context, c *createOp) (_ *agents.Sandbox, err error) {
+	ctx, end := telemetry.StartSpan(ctx, "claim member")
+	defer func() { end(err) }()
 	s, err := cr.pick(ctx, c)
 	if errors.Is(err, picker.ErrNone) {
 		return nil, err
@@ -225,7 +227,9 @@ func (cr *Creator) bind(ctx context.Context, c *createOp, s *agents.Sandbox) err
 }
 
 // startCold starts a sandbox of the template as it is now, or of the checkpoint.
-func (cr *Creator) startCold(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
+func (cr *Creator) startCold(ctx context.Context, c *createOp) (_ *agents.Sandbox, err error) {
+	ctx, end := telemetry.StartSpan(ctx, "cold start")
+	defer func() { end(err) }()
 	made, complete, err := cr.write(ctx, c)
 	cr.Sandboxes.Observe(ctx, "claim", c.start, err)
 	if err == nil && !complete {

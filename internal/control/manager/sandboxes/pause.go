@@ -53,6 +53,8 @@ func (st *Store) checkStored(ctx context.Context, s *agents.Sandbox) error {
 
 func (st *Store) pause(ctx context.Context, namespace, id string, keepMemory *bool, allowed func(context.Context, *agents.Sandbox) error) (err error) {
 	start := time.Now()
+	ctx, endSpan := telemetry.StartSpan(ctx, "pause sandbox", telemetry.OfSandbox(id))
+	defer func() { endSpan(err) }()
 	defer func() { st.Observe(ctx, "pause", start, err) }()
 	var end *metav1.Time
 	s, err := st.change(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
@@ -115,6 +117,8 @@ func resetResumeMode(s *agents.Sandbox) (changed bool) {
 // discards a paused one's memory and restarts it from its files; nil uses what was kept. A sandbox that cannot be
 // resumed is an errs.ErrConflict with the reason, and stays paused.
 func (st *Store) Connect(ctx context.Context, namespace, id string, timeout time.Duration, keepMemory *bool) (_ Sandbox, resumed bool, err error) {
+	ctx, end := telemetry.StartSpan(ctx, "connect sandbox", telemetry.OfSandbox(id))
+	defer func() { end(err) }()
 	if timeout > 0 { // without a timeout it extends nothing, and resumes nothing
 		if err := st.CheckTimeout(timeout); err != nil {
 			return Sandbox{}, false, err
@@ -167,7 +171,9 @@ func (st *Store) Resume(ctx context.Context, namespace, id string, timeout time.
 
 // Wake resumes a sandbox for a request that has arrived for it, if its owner allows that; else the error is an
 // errs.ErrForbidden. The caller has checked the request's tokens. A running sandbox is left unchanged.
-func (st *Store) Wake(ctx context.Context, id sandbox.ID) error {
+func (st *Store) Wake(ctx context.Context, id sandbox.ID) (err error) {
+	ctx, end := telemetry.StartSpan(ctx, "wake sandbox", telemetry.OfSandbox(string(id)))
+	defer func() { end(err) }()
 	s, err := st.owned(ctx, id)
 	if err == nil {
 		s, err = st.live(ctx, s)

@@ -224,6 +224,7 @@ func (st *Store) Change(ctx context.Context, s *agents.Sandbox, mutate func(*age
 			return s, err
 		}
 		if err == nil && changed {
+			telemetry.Stamp(ctx, s)
 			err := st.Objects.Update(ctx, s)
 			if err == nil {
 				st.Routes.Apply(s)
