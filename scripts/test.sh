@@ -61,6 +61,13 @@ run() {
 		-vet=off -shuffle=on -timeout=45m -parallel=4 ${RUN:+-run="$RUN"} "$@"
 }
 
+# compile_race compiles the server and all packages and tests, and links only the server.
+compile_race() {
+	scripts/build.sh race
+	# shellcheck disable=SC2086 # they are words
+	CGO_ENABLED=1 go list -race -test -deps -export -f '' $packages
+}
+
 # run_cluster FLAG... runs the part of the tests of a whole cluster that takes a few minutes. A run of CI that has taken
 # long until then, as from cold caches, leaves it out: it must end in time, and the programs of a cluster take minutes to build.
 run_cluster() {
@@ -83,15 +90,16 @@ else
 	# run under it where they are. They take as long as all others together.
 	# The longest of them come first.
 	# They end before the others, so that a cluster has its turn after them.
+	# Before, all is compiled that they share, once: compilers would slow down the servers, and what the tests expect of them.
+	packages=$(go list ./... | grep -v '/test/' | tr '\n' ' ')
+	step "compile all with the race detector" compile_race
 	{
 		run servers ./test/... -p=1 -shuffle=off "$@" || status=$?
 		[[ -n ${RUN:-} ]] || run_cluster "$@" || status=$?
 		exit "$status"
 	} &
 	servers=$!
-	# What packages and servers share is compiled once, and not by two go commands at a time.
-	scripts/build.sh race || status=$?
-	run packages "$(go list ./... | grep -v '/test/' | tr '\n' ' ')" -p=2 "${race[@]}" "$@" || status=$?
+	run packages "$packages" -p=2 "${race[@]}" "$@" || status=$?
 	wait "$servers" || status=$?
 fi
 cat "$scratch"/*.json >"$scratch/json"
