@@ -65,7 +65,7 @@ run() {
 compile_race() {
 	scripts/build.sh race
 	# shellcheck disable=SC2086 # they are words
-	CGO_ENABLED=1 go list -race -test -deps -export -f '' $packages
+	CGO_ENABLED=1 go list -race -test -deps -export $packages >/dev/null
 }
 
 # run_cluster FLAG... runs the part of the tests of a whole cluster that takes a few minutes. A run of CI that has taken
