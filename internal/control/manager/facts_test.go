@@ -168,7 +168,8 @@ func TestMetricsOverTime(t *testing.T) {
 	a := f.mustCreate(t, request("base"))
 	now := time.Now().Unix()
 	f.witness.history = []envd.Metrics{
-		{Timestamp: now - 100, MemUsed: 1}, {Timestamp: now + 1, MemUsed: 2, DiskUsed: 5, DiskTotal: 1 << 20},
+		{Timestamp: now - 100, MemUsed: 1},
+		{Timestamp: now + 1, MemUsed: 2, DiskUsed: 5, DiskTotal: 1 << 20},
 		{Timestamp: now + 2, MemUsed: 3, DiskUsed: 1 << 40, DiskTotal: 1 << 42},
 	}
 	total := uint64(a.Size.DiskMB) << 20

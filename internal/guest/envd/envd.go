@@ -48,11 +48,11 @@ const (
 	PathMetrics = "/metrics"
 	// PathMetricsHistory answers GET with the kept Metrics, oldest first.
 	PathMetricsHistory = "/metrics/history"
-	PathEnvs    = "/envs"
-	PathFiles   = "/files"
-	PathCompose = "/files/compose"
-	PathInit    = "/init"
-	PathFreeze  = "/freeze"
+	PathEnvs           = "/envs"
+	PathFiles          = "/files"
+	PathCompose        = "/files/compose"
+	PathInit           = "/init"
+	PathFreeze         = "/freeze"
 	// PathOOMKill kills the process that has the most memory, see [OOMKilled].
 	PathOOMKill  = "/internal/oom-kill"
 	PathUnfreeze = "/unfreeze"
