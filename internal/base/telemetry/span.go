@@ -119,7 +119,7 @@ type traceTransport struct{ next http.RoundTripper }
 func (t traceTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if trace.SpanFromContext(r.Context()).IsRecording() {
 		r = r.Clone(r.Context())
-		propagation.TraceContext{}.Inject(r.Context(), propagation.HeaderCarrier(r.Header))
+		propagation.TraceContext{}.Inject(r.Context(), propagation.HeaderCarrier(r.Header)) //nolint:contextcheck // it is the request's
 	}
 	return t.next.RoundTrip(r)
 }

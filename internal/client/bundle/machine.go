@@ -51,7 +51,7 @@ func machineFacts(cfg *config.Config) (_ any, note string, err error) {
 		var s unix.Statfs_t
 		switch failed := unix.Statfs(dir, &s); {
 		case failed == nil:
-			f.Disks[dir] = diskFacts{int64(s.Type), s.Blocks * uint64(s.Bsize), s.Bavail * uint64(s.Bsize), s.Files, s.Ffree}
+			f.Disks[dir] = diskFacts{s.Type, s.Blocks * uint64(s.Bsize), s.Bavail * uint64(s.Bsize), s.Files, s.Ffree}
 		case !errors.Is(failed, fs.ErrNotExist):
 			err = errors.Join(err, &fs.PathError{Op: "statfs", Path: dir, Err: failed})
 		}

@@ -14,8 +14,8 @@ import (
 func TestSettingsNotAllowed(t *testing.T) {
 	cfg := config.Default()
 	fields := reflect.ValueOf(&cfg).Elem()
-	for i := range fields.NumField() {
-		switch f := fields.Field(i); f.Interface().(type) {
+	for _, f := range fields.Fields() {
+		switch f.Interface().(type) {
 		case string:
 			f.SetString("PLANTED")
 		case []string:

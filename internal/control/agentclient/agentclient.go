@@ -159,8 +159,7 @@ func (b *Client) StatsHistory(ctx context.Context, s *agents.Sandbox) ([]envd.Me
 		return nil, err
 	}
 	all, err := agent.MetricsHistory(ctx)
-	var answer *envd.Error
-	if err != nil && !(errors.As(err, &answer) && answer.Status == http.StatusNotFound) {
+	if answer, refused := errors.AsType[*envd.Error](err); err != nil && (!refused || answer.Status != http.StatusNotFound) {
 		return nil, err
 	}
 	now, err := agent.Metrics(ctx)

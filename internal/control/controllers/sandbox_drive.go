@@ -38,8 +38,7 @@ func (t transition) String() string {
 
 // drive reconciles the container with the spec. It returns the observed state and the attempted transition.
 func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (_ sandbox.Observed, _ transition, err error) {
-	ref := refOf(s)
-	seen, err := r.Runner.Observe(ctx, ref)
+	seen, err := r.Runner.Observe(ctx, refOf(s))
 	if err != nil {
 		return seen, still, fmt.Errorf("observe: %w", err)
 	}
@@ -49,6 +48,12 @@ func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (_ san
 		ctx, end = telemetry.StartSpan(ctx, todo.String()+" container", telemetry.OfSandbox(string(sandbox.IDOf(s.UID))))
 		defer func() { end(err) }()
 	}
+	return r.do(ctx, s, seen, todo)
+}
+
+// do makes a transition, and returns the one that it has attempted.
+func (r *sandboxReconciler) do(ctx context.Context, s *agents.Sandbox, seen sandbox.Observed, todo transition) (_ sandbox.Observed, _ transition, err error) {
+	ref := refOf(s)
 	if todo == suspend || (todo == resume && resumesFromFiles(s)) {
 		if err := r.confirm(ctx, s); err != nil {
 			return seen, still, err

@@ -75,7 +75,7 @@ func shown[T interface {
 }
 
 // TestObjects has each kind meet its limit, before and after the cache shows what was created, and make room by a deletion.
-func TestObjects(t *testing.T) {
+func TestObjects(t *testing.T) { //nolint:gocyclo // one story
 	for kind, make := range map[quota.Kind]func(name string) client.Object{
 		quota.Templates: func(name string) client.Object { return &extensions.SandboxTemplate{ObjectMeta: meta(name)} },
 		quota.Snapshots: func(name string) client.Object { return checkpoint(name, "1Mi") },

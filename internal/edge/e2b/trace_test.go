@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -68,12 +69,7 @@ func (a *agentServer) has(path string, s sdktrace.ReadOnlySpan) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	want := fmt.Sprintf("00-%s-%s-01", s.SpanContext().TraceID(), s.SpanContext().SpanID())
-	for _, got := range a.seen[path] {
-		if got == want {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(a.seen[path], want)
 }
 
 // runner stands for the node, which needs root. Its spans and its requests to agents are made as the node makes them.

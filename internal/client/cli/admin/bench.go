@@ -54,8 +54,7 @@ func BenchCommand(a *app.App) *cobra.Command {
 			child.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's Ctrl-C reaches it once, by Cancel
 			child.Cancel = func() error { return child.Process.Signal(syscall.SIGTERM) }
 			if err := child.Run(); err != nil {
-				var exit *exec.ExitError
-				if errors.As(err, &exit) {
+				if _, ended := errors.AsType[*exec.ExitError](err); ended {
 					return fmt.Errorf("the measurements failed; see above: %w", err)
 				}
 				return err

@@ -73,12 +73,8 @@ func (st *Store) Create(ctx context.Context, req Request) (_ Snapshot, err error
 	if err := st.Sandboxes.Gate.Err(); err != nil {
 		return Snapshot{}, err
 	}
-	if name.name != "" && name.tag != "" && name.tag != barchan.DefaultTag {
-		if _, err := st.Sandboxes.Templates.Resolve(ctx, req.Namespace, req.Namespace+"/"+name.name+":"+name.tag); err == nil {
-			return Snapshot{}, apistatus.Refuse(errs.ErrConflict, "name: the template %q has the tag %q; choose another tag, or none", name.name, name.tag)
-		} else if !errors.Is(err, errs.ErrNotFound) {
-			return Snapshot{}, err
-		}
+	if err := st.checkName(ctx, req.Namespace, name); err != nil {
+		return Snapshot{}, err
 	}
 	if err := st.Sandboxes.Quota.CheckStored(ctx, req.Namespace); err != nil {
 		return Snapshot{}, err
@@ -105,6 +101,21 @@ func (st *Store) Create(ctx context.Context, req Request) (_ Snapshot, err error
 	st.Sandboxes.Log.InfoContext(ctx, "snapshot made", telemetry.Sandbox, v.SandboxID, telemetry.Namespace, v.Namespace,
 		telemetry.Name, v.Object, telemetry.Duration, time.Since(start))
 	return v, nil
+}
+
+// checkName refuses the name of a snapshot that is a template's.
+func (st *Store) checkName(ctx context.Context, namespace string, name fullName) error {
+	if name.name == "" || name.tag == "" || name.tag == barchan.DefaultTag {
+		return nil
+	}
+	_, err := st.Sandboxes.Templates.Resolve(ctx, namespace, namespace+"/"+name.name+":"+name.tag)
+	switch {
+	case errors.Is(err, errs.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	}
+	return apistatus.Refuse(errs.ErrConflict, "name: the template %q has the tag %q; choose another tag, or none", name.name, name.tag)
 }
 
 // NewCheckpoint returns a checkpoint of a sandbox, without a name, to be written.

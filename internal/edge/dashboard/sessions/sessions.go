@@ -55,7 +55,7 @@ type Store struct {
 	tickets  map[digest]ticket   // +checklocks:mu
 }
 
-// newSessions returns one without any.
+// New returns an empty Store.
 func New() *Store {
 	return &Store{sessions: map[digest]*Session{}, tickets: map[digest]ticket{}}
 }
