@@ -313,12 +313,15 @@ def takes_descriptor():
 
 
 def clones(flag):
-    """Makes a process in a namespace of its own."""
+    """Makes a process in a namespace of its own. A mount namespace is one if it mounts there."""
     def attempt():
         pid = syscall(56, flag | 17, 0, 0, 0, 0)
         if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
+            ok = flag != 0x20000 or libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0
+            os._exit(0 if ok else min(ctypes.get_errno(), 200))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code:
+            raise OSError(code, os.strerror(code))
         return "clone returned %d" % pid
     return attempt
 
