@@ -20,6 +20,12 @@ var groups = []group{
 		{"README.md", "Install and first result"},
 		{"docs/concepts.md", "Concepts"},
 		{"docs/comparison.md", "Comparison and limits"},
+	}},
+	{"Tutorials", []entry{
+		{"docs/tutorial-program.md", "An E2B program"},
+		{"docs/tutorial-evaluation.md", "An evaluation"},
+		{"docs/tutorial-forks.md", "A tree of forks"},
+		{"docs/tutorial-interpreter.md", "The code interpreter"},
 		{"docs/recipes.md", "Recipes"},
 	}},
 	{"Use", []entry{
