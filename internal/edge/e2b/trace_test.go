@@ -3,6 +3,7 @@ package e2b_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -62,6 +63,13 @@ func (a *agentServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // DialContext reaches the server by any address.
 func (a *agentServer) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "tcp", a.Listener.Addr().String())
+}
+
+// all returns what has come, by path.
+func (a *agentServer) all() map[string][]string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return maps.Clone(a.seen)
 }
 
 // has reports whether a request of a path came from a span.
@@ -333,7 +341,7 @@ func TestTraceAcrossProcesses(t *testing.T) {
 	id := w.ask(t, 0xa1, http.MethodPost, "/sandboxes", `{"templateID":"base","timeout":60,"autoPause":true,"autoResume":{"enabled":true}}`, http.StatusCreated)
 	last := w.wantPath(t, id, "POST", "create sandbox", "cold start", "start container", "node create", "agent start")
 	if !w.agents.has("/init", last) {
-		t.Errorf("the agent got no traceparent of the create: %v", w.agents.seen)
+		t.Errorf("the agent got no traceparent of the create: %v", w.agents.all())
 	}
 	all, err := w.objects.Sandboxes(t.Context(), team)
 	if err != nil || len(all) != 1 {
@@ -346,17 +354,17 @@ func TestTraceAcrossProcesses(t *testing.T) {
 	id = w.ask(t, 0xc3, http.MethodGet, "/hello", "", http.StatusNoContent, envd.HeaderSandboxID, box, envd.HeaderSandboxPort, "8080")
 	last = w.wantPath(t, id, "sandbox request", "wake sandbox", "connect sandbox", "resume container", "node resume", "agent start")
 	if !w.agents.has("/init", last) {
-		t.Errorf("the agent got no traceparent of the wake: %v", w.agents.seen)
+		t.Errorf("the agent got no traceparent of the wake: %v", w.agents.all())
 	}
 	if request := w.wantPath(t, id, "sandbox request"); !w.agents.has("/hello", request) {
-		t.Errorf("the sandbox got no traceparent of the request: %v", w.agents.seen)
+		t.Errorf("the sandbox got no traceparent of the request: %v", w.agents.all())
 	}
 
 	w.fillPool(t)
 	id = w.ask(t, 0xd4, http.MethodPost, "/sandboxes", `{"templateID":"base","timeout":60,"envVars":{"A":"b"}}`, http.StatusCreated)
 	last = w.wantPath(t, id, "POST", "create sandbox", "claim member", "agent init")
 	if !w.agents.has("/init", last) {
-		t.Errorf("the agent got no traceparent of the claim: %v", w.agents.seen)
+		t.Errorf("the agent got no traceparent of the claim: %v", w.agents.all())
 	}
 	w.wantPath(t, id, "POST", "create sandbox", "claim member", "node bind")
 }
