@@ -27,7 +27,7 @@ with_race_detector() {
 }
 
 bench() {
-	go build -buildvcs=false "$@" -ldflags "-s -w" -o bin/barchan-bench ./test/bench
+	go build -buildvcs=false -trimpath -ldflags "-s -w" -o bin/barchan-bench ./test/bench
 }
 
 mkdir -p bin
@@ -49,7 +49,7 @@ images)
 bench) bench && exit ;;
 release)
 	step "build barchan $version" compile bin/ -trimpath
-	step "build the bench" bench -trimpath
+	step "build the bench" bench
 	exit
 	;;
 esac
