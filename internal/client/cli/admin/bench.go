@@ -24,10 +24,12 @@ func BenchCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure this machine, and write a report with plots",
-		Long: "Measure creates, claims, commands, transfers, sleep and forks on this machine, and write a report as a web page. It starts a server of its own\n" +
-			"beside a running one, with its own directories, ports and addresses, and removes it at the end, also after Ctrl-C. Each result stands beside a floor:\n" +
-			"what the same work costs here without Barchan, measured in the same run. It needs root, and 10 to 15 minutes on two processors; --quick only shows\n" +
-			"that it works. Results are only as quiet as the machine: the report says its load.",
+		Long: "Measure creates, claims, commands, transfers, sleep and forks on this machine, and write a report as a web page.\n" +
+			"It starts a server of its own beside a running one, with its own directories, ports and addresses, and removes it at\n" +
+			"the end, also after Ctrl-C. Each result stands beside a floor: what the same work costs here without Barchan, measured\n" +
+			"in the same run. It needs root, and 10 to 15 minutes on two processors; --quick only shows that it works. Results are\n" +
+			"only as quiet as the machine: the report says its load. The parts are boot, create, exec, claim, build, interpreter,\n" +
+			"transfer, volume, sleep, scale and memory.",
 		Example: "  barchan bench\n  barchan bench --only create,claim --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			program, err := os.Executable()
@@ -64,9 +66,9 @@ func BenchCommand(a *app.App) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&only, "only", "", "measure only these `parts`, separated by commas: boot, create, exec, claim, build, interpreter, transfer, volume, sleep, scale, memory")
+	f.StringVar(&only, "only", "", "measure only these `parts`, separated by commas")
 	f.StringVar(&out, "out", "barchan-bench.html", "`file` of the report")
-	f.StringVar(&dir, "dir", "/var/tmp", "`directory` for the server's data while it runs; on a disk, or the results are of memory")
+	f.StringVar(&dir, "dir", "/var/tmp", "`directory` for the server's data while it runs, on a disk")
 	f.BoolVar(&quick, "quick", false, "a tenth of the rounds")
 	return a.JSONFlag(cmd)
 }

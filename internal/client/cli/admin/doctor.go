@@ -22,8 +22,8 @@ func DoctorCommand(a *app.App) *cobra.Command {
 			"With --deep, look for what belongs to no sandbox, or lacks what it belongs to: network namespaces, links, rules,\n" +
 			"mounts, snapshots, addresses, cgroups, processes, files, memory images, objects and routes.\n" +
 			"With --bundle, write a support bundle for a bug report, also while the server is down: versions, facts of the machine,\n" +
-			"settings, checks, conditions, metrics, goroutines, stages of the journal, lists of objects, events and the end of the log,\n" +
-			"without secrets. The exit code is 0 also if a part is missing; the file is for its owner alone.",
+			"settings, checks, conditions, metrics, goroutines, stages of the journal, lists of objects, events and the end of\n" +
+			"the log, without secrets. The exit code is 0 also if a part is missing; the file is for its owner alone.",
 		Example: "  barchan doctor --bundle\n  barchan doctor --bundle report.tar.gz --json | jq -r '.parts[].name'",
 	}
 	a.JSONFlag(cmd)

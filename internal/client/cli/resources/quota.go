@@ -54,7 +54,7 @@ func QuotaCommand(a *app.App) *cobra.Command {
 func quotaShowCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "show NAMESPACE", Short: "Show the limits and the use of a namespace",
-		Long: "Show the limits of a namespace, and the use of what its objects tell. A limit without a value of its own has that of the server's settings: barchan config.",
+		Long: "Show the limits of a namespace, and the use of what its objects tell. A limit without a value of its own\nhas that of the server's settings: barchan config.",
 		Args: cobra.ExactArgs(1),
 	}
 	a.JSONFlag(cmd)
