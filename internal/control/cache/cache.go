@@ -96,7 +96,7 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	waits := newNotifier()
 	informers, err := crcache.New(watched, crcache.Options{
 		ByObject: map[client.Object]crcache.ByObject{
-			&corev1.Secret{}: webhookSelection(), &corev1.Pod{}: podSelection(), &corev1.Service{}: serviceSelection(), &networkingv1.NetworkPolicy{}: ourSelection(), &policyv1.PodDisruptionBudget{}: ourSelection(),
+			&corev1.Pod{}: podSelection(), &corev1.Service{}: serviceSelection(), &networkingv1.NetworkPolicy{}: ourSelection(), &policyv1.PodDisruptionBudget{}: ourSelection(),
 		},
 		DefaultTransform: newTransform(cfg.Trim),
 		Scheme:           scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: failures.note,

@@ -10,7 +10,6 @@ import (
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
@@ -28,16 +27,6 @@ func podSelection() crcache.ByObject {
 // serviceSelection restricts the cache to the Services of sandboxes.
 func serviceSelection() crcache.ByObject {
 	return crcache.ByObject{Label: having(agents.LabelSandboxNameHash)}
-}
-
-// webhookSelection restricts the cache to the Secrets of webhooks, without what is secret.
-func webhookSelection() crcache.ByObject {
-	return crcache.ByObject{Label: having(barchan.LabelWebhook), Transform: func(o any) (any, error) {
-		if s, ok := o.(*corev1.Secret); ok {
-			s.Data = nil
-		}
-		return o, nil
-	}}
 }
 
 // ourSelection restricts the cache to what a controller of ours has written.

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -20,6 +22,13 @@ func newTransform(trim bool) toolscache.TransformFunc {
 		}
 		if s, ok := o.(*agents.Sandbox); ok {
 			blueprints.share(&s.Spec.SandboxBlueprint)
+		}
+		switch x := o.(type) { // what is secret does not stay in memory
+		case *corev1.Secret:
+			x.Data = nil
+			delete(x.Annotations, corev1.LastAppliedConfigAnnotation)
+		case *metav1.PartialObjectMetadata:
+			delete(x.Annotations, corev1.LastAppliedConfigAnnotation)
 		}
 		return o, nil
 	}

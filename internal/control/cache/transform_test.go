@@ -14,6 +14,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // twins makes two sandboxes with equal blueprints.
@@ -97,5 +98,30 @@ func TestHeldKinds(t *testing.T) {
 	}
 	if all, err := c.Owned(t.Context(), ""); err != nil || len(all) > 0 {
 		t.Errorf("Owned by none = %v, %v", all, err)
+	}
+}
+
+// TestSecrets: any Secret is seen, also by its metadata alone, which sandboxes wait for; its values are not.
+func TestSecrets(t *testing.T) {
+	c, _ := synced(t, cache.Config{REST: serve(t)})
+	meta := &metav1.PartialObjectMetadata{}
+	meta.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	if _, err := c.Informers().GetInformer(t.Context(), meta); err != nil {
+		t.Fatal(err)
+	}
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plain"}, Data: map[string][]byte{"token": []byte("swordfish")}}
+	s.Annotations = map[string]string{corev1.LastAppliedConfigAnnotation: "swordfish", "kept": "yes"}
+	if err := c.Live().Create(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	key, held := client.ObjectKeyFromObject(s), &corev1.Secret{}
+	for _, o := range []client.Object{held, meta} {
+		eventually.NoError(t, "it is in the cache", func() error { return c.Informers().Get(t.Context(), key, o) })
+		if a := o.GetAnnotations(); len(a) != 1 || a["kept"] != "yes" {
+			t.Errorf("%T has annotations %v", o, a)
+		}
+	}
+	if len(held.Data) > 0 {
+		t.Errorf("the cache holds %v", held.Data)
 	}
 }

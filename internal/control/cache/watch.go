@@ -25,7 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// ServerKinds returns what a server reads: all of our kinds, and the Secrets that are webhooks.
+// ServerKinds returns what a server reads: all of our kinds, and Secrets without their values.
 func ServerKinds() []client.Object {
 	return append(ReplicaKinds(), &extensions.SandboxClaim{}, &barchan.TemplateRevision{}, &barchan.TemplateBuild{}, &barchan.Volume{}, &corev1.Secret{})
 }
