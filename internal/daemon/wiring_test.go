@@ -119,12 +119,12 @@ const apart = ", apart"
 func TestServices(t *testing.T) {
 	for role, want := range map[string]string{
 		config.RoleServer: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node files, containerd, node, containerd health, image collector; " +
-			"routes: binder, routes; peers: peers; manager: manager, key uses; controllers: events, repairs, sandboxes, checkpoints, volumes, warm-ups, template builds, history, pools, claims; serve: idle, dashboard, gateway",
+			"routes: binder, routes, quotas; peers: peers; manager: manager, key uses; controllers: events, repairs, sandboxes, checkpoints, volumes, warm-ups, template builds, history, pools, claims; serve: idle, dashboard, gateway",
 		config.RoleController: "lock: lock; bind: LISTENERS; caches: cache; pools: binder, routes; election: events, election",
-		config.RoleReplica:    "lock: lock; bind: LISTENERS; caches: cache; routes: binder, routes, watch proof; peers: peers; manager: manager, key uses; serve: dashboard, gateway",
+		config.RoleReplica:    "lock: lock; bind: LISTENERS; caches: cache; routes: binder, routes, quotas, watch proof; peers: peers; manager: manager, key uses; serve: dashboard, gateway",
 		config.RoleNode: "lock: lock; bind: LISTENERS; caches: cache; node: node files, containerd, node, containerd health, image collector; " +
 			"claims: claims; controllers: events, repairs, sandboxes, checkpoints, volumes; serve: node socket",
-		apart: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node watch; routes: binder, routes; peers: peers; " +
+		apart: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node watch; routes: binder, routes, quotas; peers: peers; " +
 			"manager: manager, key uses; controllers: events, warm-ups, template builds, history, pools, claims; serve: idle, dashboard, gateway",
 	} {
 		d := wired(t, cmp.Or(strings.TrimSuffix(role, apart), config.RoleServer))
