@@ -151,14 +151,14 @@ func (b *Client) Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, er
 	return agent.Metrics(ctx)
 }
 
-// StatsHistory returns what a running sandbox has used in the last hour, oldest first, and last what it uses now. From an
+// StatsHistory returns what a running sandbox has used since a time in the last hour, oldest first, and last what it uses now. From an
 // agent that keeps no history it returns the last alone.
-func (b *Client) StatsHistory(ctx context.Context, s *agents.Sandbox) ([]envd.Metrics, error) {
+func (b *Client) StatsHistory(ctx context.Context, s *agents.Sandbox, since time.Time) ([]envd.Metrics, error) {
 	agent, err := b.Agent(s)
 	if err != nil {
 		return nil, err
 	}
-	all, err := agent.MetricsHistory(ctx)
+	all, err := agent.MetricsHistory(ctx, since)
 	if answer, refused := errors.AsType[*envd.Error](err); err != nil && (!refused || answer.Status != http.StatusNotFound) {
 		return nil, err
 	}

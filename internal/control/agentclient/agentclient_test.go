@@ -271,7 +271,7 @@ func TestStatsHistory(t *testing.T) {
 	}})
 	for _, c := range []struct{ status, want int }{{http.StatusNotFound, 1}, {http.StatusOK, 3}, {http.StatusInternalServerError, 0}} {
 		status = c.status
-		all, err := b.StatsHistory(t.Context(), spare("a"))
+		all, err := b.StatsHistory(t.Context(), spare("a"), time.Time{})
 		if len(all) != c.want || (err != nil) != (c.want == 0) {
 			t.Errorf("%d: %+v, %v", c.status, all, err)
 		}

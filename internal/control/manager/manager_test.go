@@ -52,7 +52,7 @@ func (f *fakeWitness) Stats(context.Context, *agents.Sandbox) (envd.Metrics, err
 	return envd.Metrics{Timestamp: time.Now().Unix(), CPUCount: 2, MemUsed: 7, DiskUsed: 1 << 40, DiskTotal: 1 << 42}, nil // the machine's disk
 }
 
-func (f *fakeWitness) StatsHistory(ctx context.Context, s *agents.Sandbox) ([]envd.Metrics, error) {
+func (f *fakeWitness) StatsHistory(ctx context.Context, s *agents.Sandbox, _ time.Time) ([]envd.Metrics, error) {
 	now, err := f.Stats(ctx, s)
 	return append(slices.Clone(f.history), now), err
 }

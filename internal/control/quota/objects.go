@@ -129,6 +129,7 @@ func (q *Quotas) Add(ctx context.Context, o client.Object) (release func(), err 
 		return nil, err
 	}
 	b.added[name] = time.Now()
+	q.objects[key] = b
 	return func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
@@ -200,7 +201,7 @@ func (q *Quotas) observeObject(o client.Object, exists bool) {
 		b.sizes[name] = sizeOf(o)
 		b.bytes += b.sizes[name]
 	}
-	if b.count() == 0 {
+	if q.objects[key] = b; b.count() == 0 {
 		delete(q.objects, key)
 	}
 }
@@ -213,14 +214,14 @@ func sizeOf(o client.Object) int64 {
 	return 0
 }
 
-// objectsLocked returns the objects of a counter, without those whose creation has failed unseen.
+// objectsLocked returns the objects of a counter, without those whose creation has failed unseen. For a counter without objects they
+// are new, and kept by who adds one.
 //
 // +checklocks:q.mu
 func (q *Quotas) objectsLocked(key counter) *objects {
 	b := q.objects[key]
 	if b == nil {
-		b = &objects{sizes: map[string]int64{}, added: map[string]time.Time{}}
-		q.objects[key] = b
+		return &objects{sizes: map[string]int64{}, added: map[string]time.Time{}}
 	}
 	for name, at := range b.added {
 		if time.Since(at) > reservationTTL {

@@ -45,7 +45,7 @@ func (fakeWitness) Stats(context.Context, *agents.Sandbox) (envd.Metrics, error)
 	return envd.Metrics{Timestamp: time.Now().Unix(), CPUCount: 2, CPUUsedPct: 1.5, MemTotal: 1 << 30, MemUsed: 1 << 20}, nil
 }
 
-func (f fakeWitness) StatsHistory(ctx context.Context, s *agents.Sandbox) ([]envd.Metrics, error) {
+func (f fakeWitness) StatsHistory(ctx context.Context, s *agents.Sandbox, _ time.Time) ([]envd.Metrics, error) {
 	now, err := f.Stats(ctx, s)
 	return []envd.Metrics{now}, err
 }

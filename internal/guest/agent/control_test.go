@@ -263,7 +263,7 @@ func TestMetrics(t *testing.T) {
 		m.DiskTotal == 0 || m.DiskUsed > m.DiskTotal || time.Since(time.Unix(m.Timestamp, 0)).Abs() > time.Minute {
 		t.Errorf("%+v", m)
 	}
-	if kept, err := a.client("root").MetricsHistory(t.Context()); err != nil || len(kept) > 0 {
+	if kept, err := a.client("root").MetricsHistory(t.Context(), time.Time{}); err != nil || len(kept) > 0 {
 		t.Errorf("kept before the first interval: %+v, %v", kept, err)
 	}
 	_, _, body := a.do("GET", "/metrics", "")

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
@@ -92,8 +93,12 @@ func (a *Agent) getMetrics(w http.ResponseWriter, _ *http.Request) error {
 	return reply.JSON(w, m)
 }
 
-func (a *Agent) getMetricsHistory(w http.ResponseWriter, _ *http.Request) error {
-	return reply.JSON(w, a.history.Samples())
+func (a *Agent) getMetricsHistory(w http.ResponseWriter, r *http.Request) error {
+	since, err := strconv.ParseInt(r.URL.Query().Get(envd.QuerySince), 10, 64)
+	if err != nil {
+		return reply.Refuse(http.StatusBadRequest, "%s: want seconds since 1970", envd.QuerySince)
+	}
+	return reply.JSON(w, a.history.Samples(since))
 }
 
 func (a *Agent) getEnvs(w http.ResponseWriter, _ *http.Request) error {

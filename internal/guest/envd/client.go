@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -113,11 +114,11 @@ func (c *Client) Metrics(ctx context.Context) (Metrics, error) {
 	return m, err
 }
 
-// MetricsHistory reads the kept samples of the resource usage, oldest first. An agent older than this route answers 404, an
+// MetricsHistory reads the kept samples of the resource usage since a time, oldest first. An agent older than this route answers 404, an
 // [Error].
-func (c *Client) MetricsHistory(ctx context.Context) ([]Metrics, error) {
+func (c *Client) MetricsHistory(ctx context.Context, since time.Time) ([]Metrics, error) {
 	var all []Metrics
-	if err := c.call(ctx, http.MethodGet, PathMetricsHistory, nil, &all); err != nil {
+	if err := c.call(ctx, http.MethodGet, PathMetricsHistory+"?"+QuerySince+"="+strconv.FormatInt(since.Unix(), 10), nil, &all); err != nil {
 		return nil, err
 	}
 	return all[max(0, len(all)-MaxMetrics):], nil

@@ -46,13 +46,15 @@ const (
 const (
 	PathHealth  = "/health"
 	PathMetrics = "/metrics"
-	// PathMetricsHistory answers GET with the kept Metrics, oldest first.
+	// PathMetricsHistory answers GET with the kept Metrics, oldest first, from the second QuerySince on.
 	PathMetricsHistory = "/metrics/history"
-	PathEnvs           = "/envs"
-	PathFiles          = "/files"
-	PathCompose        = "/files/compose"
-	PathInit           = "/init"
-	PathFreeze         = "/freeze"
+	// QuerySince is a time in seconds since 1970.
+	QuerySince  = "since"
+	PathEnvs    = "/envs"
+	PathFiles   = "/files"
+	PathCompose = "/files/compose"
+	PathInit    = "/init"
+	PathFreeze  = "/freeze"
 	// PathOOMKill kills the process that has the most memory, see [OOMKilled].
 	PathOOMKill  = "/internal/oom-kill"
 	PathUnfreeze = "/unfreeze"

@@ -116,26 +116,27 @@ func (a *Agents) AwaitHealth(ctx context.Context, c Container) (*envd.Client, er
 }
 
 // AwaitStarted waits until the agent responds, and sets its clock.
-func (a *Agents) AwaitStarted(ctx context.Context, c Container) (err error) {
-	ctx, end := telemetry.StartSpan(ctx, "agent start", trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(c.ID)))
-	defer func() { end(err) }()
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	agent, err := a.AwaitHealth(ctx, c)
-	if err != nil {
-		return err
-	}
-	now := time.Now()
-	if err := agent.Init(ctx, envd.InitRequest{Timestamp: &now}); err != nil {
-		return errs.Retryable(fmt.Errorf("init agent: %w", err))
-	}
-	return nil
+func (a *Agents) AwaitStarted(ctx context.Context, c Container) error {
+	return a.await(ctx, c, "agent start", "init agent", func(ctx context.Context, agent *envd.Client, now time.Time) error {
+		return agent.Init(ctx, envd.InitRequest{Timestamp: &now})
+	})
 }
 
 // AwaitRestored waits until the agent responds, and notifies it of the restore. It sets the clock of an agent
 // without that request.
-func (a *Agents) AwaitRestored(ctx context.Context, c Container) (err error) {
-	ctx, end := telemetry.StartSpan(ctx, "agent restore", trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(c.ID)))
+func (a *Agents) AwaitRestored(ctx context.Context, c Container) error {
+	return a.await(ctx, c, "agent restore", "notify agent of restore", func(ctx context.Context, agent *envd.Client, now time.Time) error {
+		err := agent.Restored(ctx, now)
+		if refused, ok := errors.AsType[*envd.Error](err); ok && (refused.Status == http.StatusNotFound || refused.Status == http.StatusUnauthorized) {
+			return agent.Init(ctx, envd.InitRequest{Timestamp: &now})
+		}
+		return err
+	})
+}
+
+// await waits until the agent responds, and sends it a first request. Span and what name both, and the request alone.
+func (a *Agents) await(ctx context.Context, c Container, span, what string, request func(ctx context.Context, agent *envd.Client, now time.Time) error) (err error) {
+	ctx, end := telemetry.StartSpan(ctx, span, trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(c.ID)))
 	defer func() { end(err) }()
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
@@ -143,13 +144,8 @@ func (a *Agents) AwaitRestored(ctx context.Context, c Container) (err error) {
 	if err != nil {
 		return err
 	}
-	now := time.Now()
-	err = agent.Restored(ctx, now)
-	if refused, ok := errors.AsType[*envd.Error](err); ok && (refused.Status == http.StatusNotFound || refused.Status == http.StatusUnauthorized) {
-		err = agent.Init(ctx, envd.InitRequest{Timestamp: &now})
-	}
-	if err != nil {
-		return errs.Retryable(fmt.Errorf("notify agent of restore: %w", err))
+	if err := request(ctx, agent, time.Now()); err != nil {
+		return errs.Retryable(fmt.Errorf("%s: %w", what, err))
 	}
 	return nil
 }

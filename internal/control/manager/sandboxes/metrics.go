@@ -42,7 +42,11 @@ func (st *Store) Metrics(ctx context.Context, namespace, id string, from, to tim
 	if sandbox.PhaseOf(s) != sandbox.Running {
 		return nil, nil
 	}
-	all, err := st.Agents.StatsHistory(ctx, s)
+	if from.Before(s.CreationTimestamp.Time) {
+		from = s.CreationTimestamp.Time // a fork has the samples of its origin
+	}
+	from = from.Truncate(time.Second)
+	all, err := st.Agents.StatsHistory(ctx, s, from)
 	if err != nil {
 		return nil, fmt.Errorf("read usage of sandbox %s: %w", id, err)
 	}
@@ -59,12 +63,9 @@ func (st *Store) Metrics(ctx context.Context, namespace, id string, from, to tim
 		}
 		all[i].DiskTotal = now.DiskTotal
 	}
-	if from.Before(s.CreationTimestamp.Time) {
-		from = s.CreationTimestamp.Time // a fork has the samples of its origin
-	}
 	return slices.DeleteFunc(all, func(m envd.Metrics) bool {
 		at := time.Unix(m.Timestamp, 0)
-		return at.Before(from.Truncate(time.Second)) || (!to.IsZero() && at.After(to.Add(time.Second)))
+		return at.Before(from) || (!to.IsZero() && at.After(to.Add(time.Second)))
 	}), nil
 }
 

@@ -70,8 +70,8 @@ type Routes interface {
 type Agents interface {
 	// Stats returns the present usage of a running sandbox.
 	Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, error)
-	// StatsHistory returns the kept usage of a running sandbox, oldest first, and last the present one.
-	StatsHistory(ctx context.Context, s *agents.Sandbox) ([]envd.Metrics, error)
+	// StatsHistory returns the kept usage of a running sandbox since a time, oldest first, and last the present one.
+	StatsHistory(ctx context.Context, s *agents.Sandbox, since time.Time) ([]envd.Metrics, error)
 	// Logs returns the stored lines of a container, the first one if empty, since a time, oldest first.
 	Logs(ctx context.Context, s *agents.Sandbox, container string, since time.Time) ([]envd.LogLine, error)
 }

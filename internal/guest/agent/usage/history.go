@@ -55,9 +55,9 @@ func (h *History) Run(ctx context.Context) {
 	}
 }
 
-// Samples returns a copy of the samples, oldest first.
-func (h *History) Samples() []envd.Metrics {
+// Samples returns a copy of the samples from a second on, oldest first.
+func (h *History) Samples(since int64) []envd.Metrics {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return slices.Clone(h.kept)
+	return slices.DeleteFunc(slices.Clone(h.kept), func(m envd.Metrics) bool { return m.Timestamp < since })
 }

@@ -26,11 +26,11 @@ func TestHistory(t *testing.T) {
 		defer stop()
 		go h.Run(ctx)
 		time.Sleep(4*envd.MetricsInterval + time.Second)
-		if got := h.Samples(); len(got) != 3 || got[0].MemUsed != 1 || got[2].MemUsed != 4 {
+		if got := h.Samples(0); len(got) != 3 || got[0].MemUsed != 1 || got[2].MemUsed != 4 {
 			t.Errorf("samples are %+v", got)
 		}
 		time.Sleep(envd.MaxMetrics * envd.MetricsInterval)
-		got := h.Samples()
+		got := h.Samples(0)
 		if len(got) != envd.MaxMetrics || got[0].MemUsed != 5 || got[envd.MaxMetrics-1].MemUsed != envd.MaxMetrics+4 {
 			t.Errorf("%d samples, from %d to %d", len(got), got[0].MemUsed, got[len(got)-1].MemUsed)
 		}
