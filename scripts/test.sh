@@ -58,7 +58,7 @@ run() {
 	shift 2
 	[[ " $* " != *" -race "* ]] || export CGO_ENABLED=1
 	gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages="$packages" --jsonfile="$scratch/$name.json" "${again[@]/REPORT/$scratch/$name.again}" -- \
-		-vet=off -shuffle=on -timeout=45m -parallel=4 ${RUN:+-run="$RUN"} "$@"
+		-vet=off -shuffle=on -timeout=90m -parallel=4 ${RUN:+-run="$RUN"} "$@"
 }
 
 # compile_race compiles the server and all packages and tests, and links only the server.
@@ -68,13 +68,8 @@ compile_race() {
 	CGO_ENABLED=1 go list -race -test -deps -export $packages >/dev/null
 }
 
-# run_cluster FLAG... runs the part of the tests of a whole cluster that takes a few minutes. A run of CI that has taken
-# long until then, as from cold caches, leaves it out: it must end in time, and the programs of a cluster take minutes to build.
+# run_cluster FLAG... runs the part of the tests of a whole cluster that takes a few minutes.
 run_cluster() {
-	if ((EPOCHSECONDS - ${CI_STARTED:-$EPOCHSECONDS} > 1500)); then
-		say "the tests of a whole cluster are left out after $(((EPOCHSECONDS - CI_STARTED) / 60)) minutes; make test-kube runs them"
-		return 0
-	fi
 	scripts/tool.sh "${kubernetes[@]}" || return
 	TEST_PART=kube run cluster ./test/kube/cluster -p=1 \
 		-run='^TestSandboxes$/^(doctor|pool and claim|peers|tokens of the cluster|purge)$' "$@"

@@ -6,7 +6,6 @@ import (
 	"image/png"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,32 +17,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// skipLate skips a test in a run of CI that has taken so long that it would not end in time: the test takes a minute, and four
-// more where its image must be built first.
-func skipLate(t *testing.T, image string) {
-	t.Helper()
-	started, err := strconv.ParseInt(os.Getenv("CI_STARTED"), 10, 64)
-	if err != nil {
-		return // not in CI
-	}
-	limit := 20 * time.Minute
-	cache := os.Getenv("BARCHAN_CACHE")
-	if cache == "" {
-		cache = "/var/cache/barchan"
-	}
-	if found, _ := filepath.Glob(filepath.Join(cache, "images", image+"-*.tar")); len(found) == 0 {
-		limit = 10 * time.Minute
-	}
-	if took := time.Since(time.Unix(started, 0)); took > limit {
-		t.Skipf("SKIPPED: CI has taken %s already; make test-all PKG=./test/e2e RUN='^%s$' runs it", took.Round(time.Second), t.Name())
-	}
-}
-
 // TestInterpreter makes the code interpreter, and drives it by E2B's own package.
 func TestInterpreter(t *testing.T) {
 	t.Parallel()
 	skipInFast(t)
-	skipLate(t, interpreter.Image)
 	installSDK(t)
 	s := newServer(t)
 	s.set("BARCHAN_POOL_SIZE", "1")

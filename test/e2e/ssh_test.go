@@ -164,7 +164,7 @@ func testSSHShell(t *testing.T, w *secureShell) {
 		_, _ = io.WriteString(tty, "stty size\n")
 		return strings.Contains(screen.String(), "20 90")
 	})
-	say("sleep 600", "sleep")
+	say("sh -c 'echo sl\"\"eeps; exec sleep 600'", "sleeps") // by then the terminal is the child's, and so is ^C
 	say("\x03echo interru''pted", "interrupted")
 	_, _ = io.WriteString(tty, "exit 3\n")
 	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 3 {
