@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/volumetree"
@@ -30,7 +31,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/webhooks"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/eventlog"
+	"github.com/barchan-dev/barchan/internal/daemon/feeds"
 	"github.com/barchan-dev/barchan/internal/daemon/quotas"
+	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 )
 
 // makeTables makes what decides from memory: routes, ready members, quotas, connections to agents.
@@ -49,9 +52,9 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 		reach.Verifier = d.verifier
 	}
 	d.binder = agentclient.New(reach)
-	d.observers = []observer{d.observeDeletion, d.assumed.Observe, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
+	d.observers = []feeds.Observer{d.observeDeletion, d.assumed.Observe, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
 	if d.cfg.Role != config.RoleController { // which routes no requests
-		d.observers = slices.Insert(d.observers, 0, d.observeRoute)
+		d.observers = slices.Insert(d.observers, 0, feeds.Route(d.routes))
 	}
 	if d.cfg.Role != config.RoleServer {
 		return nil
@@ -75,14 +78,50 @@ func (d *Daemon) makeQuotas() (err error) {
 // tableServices are ready when every observer has received all listed sandboxes. The binder runs first, because it ignores
 // sandboxes that it observes while it does not run.
 func (d *Daemon) tableServices() services {
-	list := services{boot.Background("binder", d.binder.Run), {Name: "routes", Run: d.feedTables}}
+	list := services{boot.Background("binder", d.binder.Run), {Name: "routes", Run: d.sandboxFeed}}
 	if d.cfg.Role != config.RoleController { // which creates nothing that they count, but sandboxes
-		list = append(list, boot.Service{Name: "quotas", Run: d.feedQuotas})
+		list = append(list, boot.Service{Name: "quotas", Run: d.quotaFeed().Run})
 	}
 	if d.watches != nil {
 		list = append(list, boot.Background("watch proof", d.proveWatch))
 	}
 	return list
+}
+
+func (d *Daemon) observeDeletion(older, newer *agents.Sandbox) {
+	if newer == nil && d.machine != nil {
+		d.machine.Node.ObjectDeleted(older.Namespace, older.Name)
+	}
+}
+
+// sandboxFeed passes sandboxes to the observers of this role, until ctx is done.
+func (d *Daemon) sandboxFeed(ctx context.Context, ready func()) error {
+	feed := feeds.Sandboxes{Cache: d.cache, Routes: d.routes, Observers: d.observers}
+	if d.watches != nil && d.verifier == nil {
+		feed.TrustUntil = d.started.Add(d.stale)
+	}
+	return feed.Run(ctx, ready)
+}
+
+func (d *Daemon) quotaFeed() *feeds.Quotas {
+	return &feeds.Quotas{Cache: d.cache, Quotas: d.quotas, Webhooks: d.keepsWebhooks(), Builds: d.cfg.Role == config.RoleServer}
+}
+
+// keepsWebhooks reports whether this process serves webhooks: a server and its replicas do, and none on a cluster.
+func (d *Daemon) keepsWebhooks() bool {
+	return d.cfg.Role == config.RoleServer || d.cfg.Role == config.RoleReplica && d.verifier == nil
+}
+
+// proveWatch extends the trust in a replica's routes as far as its watch proves. With a verifier they are trusted without.
+func (d *Daemon) proveWatch(ctx context.Context) error {
+	cfg := staleness.Config{
+		Log: d.log, Stale: d.stale, Began: d.started, Live: d.cache.Live(), Watches: d.watches, Trust: d.routes.TrustUntil, Gate: d.health,
+		Passed: func(ctx context.Context) (string, error) { return cache.Passed[*agents.Sandbox](ctx, d.cache) },
+	}
+	if d.verifier != nil {
+		cfg.Trust = nil
+	}
+	return staleness.Run(ctx, cfg)
 }
 
 // makeManager makes what serves the APIs and the gateway.

@@ -37,12 +37,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/adminops"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/eventlog"
+	"github.com/barchan-dev/barchan/internal/daemon/feeds"
 	"github.com/barchan-dev/barchan/internal/daemon/front"
 	"github.com/barchan-dev/barchan/internal/daemon/imagegc"
 	"github.com/barchan-dev/barchan/internal/daemon/leaserepairs"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
+	"github.com/barchan-dev/barchan/internal/daemon/upgrade"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
 	"github.com/barchan-dev/barchan/internal/edge/dashboard"
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
@@ -85,7 +87,7 @@ type Daemon struct {
 	tracer   trace.TracerProvider
 
 	// What the phases make, in their order. Each is written once, before ready.
-	before        before
+	before        upgrade.Before
 	migrations    *migrate.Migrations // nil in a replica
 	plain, secure *front.HTTP
 	metricsFront  *front.HTTP // nil: not served
@@ -107,8 +109,8 @@ type Daemon struct {
 	apart         *nodesocket.Client // of a server's node in a process of its own; nil: there is none
 	runner        *podrun.Runner     // nil but in a controller
 	routes        *route.Table
-	peers         *peers.Replica // nil where there are none
-	observers     []observer     // of sandboxes, in the order of their calls
+	peers         *peers.Replica   // nil where there are none
+	observers     []feeds.Observer // of sandboxes, in the order of their calls
 	picker        *picker.Picker
 	assumed       *assumecache.Sandboxes
 	quotas        *quota.Quotas

@@ -13,6 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/feeds"
 	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
 	"github.com/barchan-dev/barchan/internal/daemon/imagegc"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
@@ -80,12 +81,12 @@ func (d *Daemon) makeClaimTimes(context.Context) (err error) {
 		return err
 	}
 	d.picker, err = picker.New(picker.Config{Writer: d.objects, Log: d.cfg.Log})
-	d.observers = []observer{d.observeDeletion, d.picker.Observe}
+	d.observers = []feeds.Observer{d.observeDeletion, d.picker.Observe}
 	return err
 }
 
 func (d *Daemon) claimTimeServices() services {
-	return services{{Name: "claims", Run: d.feedTables}}
+	return services{{Name: "claims", Run: d.sandboxFeed}}
 }
 
 // openProbes answers at the node's address, which is for the operator, and makes what serves the files of volumes at its socket.

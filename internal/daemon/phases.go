@@ -7,11 +7,13 @@ import (
 	"slices"
 
 	"github.com/barchan-dev/barchan/internal/base/auditlog"
+	"github.com/barchan-dev/barchan/internal/base/migrate"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/audit"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/certificates"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
+	"github.com/barchan-dev/barchan/internal/daemon/upgrade"
 )
 
 // What phases provide for each other.
@@ -140,7 +142,7 @@ func (d *Daemon) takeDataDir(ctx context.Context) (err error) {
 		err = audit.SweepFiles(&d.cfg.Config)
 	}
 	if err == nil {
-		d.before, err = lookBefore(&d.cfg.Config)
+		d.before, err = upgrade.Look(&d.cfg.Config)
 	}
 	if err == nil {
 		err = config.Save(d.cfg.Config)
@@ -150,6 +152,20 @@ func (d *Daemon) takeDataDir(ctx context.Context) (err error) {
 	}
 	d.unlock = release
 	return nil
+}
+
+// migrateStorage brings files and databases of older versions to the form of this one.
+func (d *Daemon) migrateStorage(ctx context.Context) (err error) {
+	d.migrations, err = upgrade.Open(migrate.Config{Version: d.cfg.Version, Log: d.cfg.Log}, d.cfg.DataDir, d.before)
+	if err != nil {
+		return err
+	}
+	return d.migrations.Run(ctx, migrate.Storage)
+}
+
+// migrateObjects does the same for objects, while only the API server runs.
+func (d *Daemon) migrateObjects(ctx context.Context) error {
+	return d.migrations.Run(ctx, migrate.Objects)
 }
 
 // lockServices hold the lock of the data directory until all later services have stopped.
