@@ -9,4 +9,4 @@ source "$(dirname "$0")/lib.sh"
 [[ $EUID -eq 0 ]] || die "a whole server needs root: run it as root, or with sudo"
 [[ -x bin/barchan && -x bin/barchan-agent ]] || die "bin/barchan is missing: run \`make build\`"
 step "build the bench" scripts/build.sh bench
-bin/barchan-bench --programs bin --all "$@"
+bin/barchan-bench --all "$@"

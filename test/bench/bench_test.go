@@ -39,6 +39,58 @@ func TestSamples(t *testing.T) {
 	}
 }
 
+// TestInterval compares with the ranks of a binomial distribution: 40 and 61 of 100.
+func TestInterval(t *testing.T) {
+	var s samples
+	for i := range 100 {
+		s = append(s, float64(i+1))
+	}
+	if got := s.interval(); got == nil || *got != [2]float64{40, 61} {
+		t.Errorf("interval of 1 to 100 = %v, want 40 to 61", got)
+	}
+	if got := s[:5].interval(); got != nil {
+		t.Errorf("five measurements have the interval %v", *got)
+	}
+}
+
+// TestCompare: a change beyond the noise is listed, and no other.
+func TestCompare(t *testing.T) {
+	history := filepath.Join(t.TempDir(), "runs.jsonl")
+	for _, shift := range []float64{0, 20} {
+		r := newReport()
+		var slower, same samples
+		for i := range 50 {
+			slower, same = append(slower, 100+float64(i%5)+shift), append(same, 10+float64(i%5)+shift/50)
+		}
+		r.add("create", "cold", "ms", slower).over("bare", 80)
+		r.add("create", "warm", "ms", same)
+		r.one("memory", "idle", "MB", 90+shift)
+		if err := r.saveHistory(history); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	if err := runCompare([]string{history}, &out); err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Join(strings.Fields(out.String()), " ")
+	for _, want := range []string{"create: cold 102 ms 122 ms +20 % 1.27 to 1.52", "1 others do; 1 have too few rounds"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the comparison lacks %q:\n%s", want, out.String())
+		}
+	}
+	if strings.Contains(got, "warm") {
+		t.Errorf("noise is listed:\n%s", out.String())
+	}
+	broken := filepath.Join(t.TempDir(), "broken")
+	if err := os.WriteFile(broken, []byte("{}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := runCompare([]string{history, broken}, &out); err == nil || !strings.Contains(err.Error(), "broken: report 1 has no figures") {
+		t.Errorf("a file without figures: %v", err)
+	}
+}
+
 func TestParseBenchmark(t *testing.T) {
 	const out = "goos: linux\n" +
 		"BenchmarkAPI/floor/etcd-create-2 \t 2000\t 639000 ns/op\t 612.5 p50-µs\t 900.0 p99-µs\n" +

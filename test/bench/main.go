@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -23,6 +24,8 @@ func main() {
 	defer context.AfterFunc(ctx, stop)() // a second signal ends the program at once
 	var err error
 	switch args := os.Args[1:]; {
+	case len(args) > 0 && args[0] == compareCommand && (len(args) == 2 || len(args) == 3):
+		err = runCompare(args[1:], os.Stdout)
 	case len(args) == 2 && args[0] == gatewayCommand:
 		err = serveGateway(ctx, args[1])
 	case len(args) == 4 && args[0] == attackCommand:
@@ -44,6 +47,7 @@ type options struct {
 	all      bool
 	only     string
 	html     string
+	history  string
 	dir      string
 	programs string
 }
@@ -120,6 +124,9 @@ func (b *bench) run(ctx context.Context, stdout io.Writer) error {
 	if b.html != "" {
 		err = errors.Join(err, b.report.savePage(b.html))
 	}
+	if b.history != "" {
+		err = errors.Join(err, b.report.saveHistory(b.history))
+	}
 	if b.json {
 		return errors.Join(err, b.report.writeJSON(stdout))
 	}
@@ -135,8 +142,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.BoolVar(&o.all, "all", false, "measure also what needs the source tree with Go, or packages that it installs")
 	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: "+strings.Join(names(), ", "))
 	f.StringVar(&o.html, "html", "", "write the report with plots to this `file` too")
+	f.StringVar(&o.history, "history", "", "append the report to this `file` too, as a line of JSON; compare FILE shows what changed in the last run")
 	f.StringVar(&o.dir, "dir", "/var/tmp", "where the server's data lie while it runs; on a disk, or the figures are of memory")
-	f.StringVar(&o.programs, "programs", "bin", "directory of barchan and barchan-agent")
+	f.StringVar(&o.programs, "programs", ownDir(), "directory of barchan and barchan-agent")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -147,6 +155,15 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		}
 	}
 	return o, nil
+}
+
+// ownDir is the directory of this program.
+func ownDir() string {
+	program, err := os.Executable()
+	if err != nil {
+		return "."
+	}
+	return filepath.Dir(program)
 }
 
 func names() []string {

@@ -24,8 +24,10 @@ type figure struct {
 	Median float64  `json:"median"`
 	P99    *float64 `json:"p99,omitempty"` // of a rate: what 99 % are at least
 	N      int      `json:"n"`
-	Floor  *floor   `json:"floor,omitempty"`
-	Bar    *bar     `json:"bar,omitempty"`
+	// Interval holds the median at 95 % confidence; nil: there are too few measurements.
+	Interval *[2]float64 `json:"interval,omitempty"`
+	Floor    *floor      `json:"floor,omitempty"`
+	Bar      *bar        `json:"bar,omitempty"`
 }
 
 // floor is what the same would cost without us, measured in the same run.
@@ -90,7 +92,7 @@ func (r *report) add(group, name, unit string, s samples) *figure {
 		tail = 0.01
 	}
 	p99 := s.at(tail)
-	f := &figure{Group: group, Name: name, Unit: unit, Median: s.at(0.5), P99: &p99, N: len(s)}
+	f := &figure{Group: group, Name: name, Unit: unit, Median: s.at(0.5), P99: &p99, N: len(s), Interval: s.interval()}
 	r.Figures = append(r.Figures, f)
 	return f
 }
