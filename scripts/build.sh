@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Builds bin/barchan and bin/barchan-agent, both static, with the version in them.
-# release leaves the paths of this machine out of them, and shares no compiled package
-# with tests; images does that for each architecture, into bin/images. With another argument
+# release also builds the bench; images builds for each architecture, into bin/images. With another argument
 # it builds a server for tests instead: failpoints builds bin/barchan-failpoints, which tests
 # can kill at points of their choice, and race builds bin/barchan-race, which reports data races.
 # bench builds bin/barchan-bench, which `barchan bench` runs.
@@ -9,11 +8,9 @@ source "$(dirname "$0")/lib.sh"
 
 version=$(git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
-# compile DIRECTORY FLAG... builds the programs into a directory.
+# compile DIRECTORY builds the programs into a directory.
 compile() {
-	local out=$1
-	shift
-	go_build "build barchan" -buildvcs=false "$@" -ldflags "-s -w -X main.version=$version" -o "$out" \
+	go_build "build barchan" -buildvcs=false -ldflags "-s -w -X main.version=$version" -o "$1" \
 		./cmd/barchan-agent ./cmd/barchan
 }
 
@@ -27,7 +24,7 @@ with_race_detector() {
 }
 
 bench() {
-	go build -buildvcs=false -trimpath -ldflags "-s -w" -o bin/barchan-bench ./test/bench
+	go build -buildvcs=false -ldflags "-s -w" -o bin/barchan-bench ./test/bench
 }
 
 mkdir -p bin
@@ -42,13 +39,13 @@ images)
 	for GOARCH in amd64 arm64; do
 		export GOARCH
 		mkdir -p "bin/images/$GOARCH"
-		step "build barchan $version for $GOARCH" compile "bin/images/$GOARCH/" -trimpath
+		step "build barchan $version for $GOARCH" compile "bin/images/$GOARCH/"
 	done
 	exit
 	;;
 bench) bench && exit ;;
 release)
-	step "build barchan $version" compile bin/ -trimpath
+	step "build barchan $version" compile bin/
 	step "build the bench" bench
 	exit
 	;;

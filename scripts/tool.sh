@@ -103,7 +103,7 @@ build() {
 		export GOFLAGS="$GOFLAGS -buildvcs=false"
 		cd "$module"
 		[[ -z $prepare ]] || prepared
-		go_build "build $name" -trimpath -ldflags "-s -w ${version:+-X $version}" -tags "$tags" -o "$scratch/$name" "$package"
+		go_build "build $name" -ldflags "-s -w ${version:+-X $version}" -tags "$tags" -o "$scratch/$name" "$package"
 	)
 	mv -f "$scratch/$name" "$BIN_DIR/$name"
 	rm -rf "$scratch"
@@ -117,7 +117,7 @@ prepared() {
 	read -r path source < <(go list -f '{{with .Module}}{{.Path}} {{.Dir}}{{end}}' "$package")
 	cp go.mod go.sum "$scratch"
 	cp -r --no-preserve=mode "$source" "$scratch/source"
-	go run -trimpath "$prepare" "$scratch/source"
+	go run "$prepare" "$scratch/source"
 	cd "$scratch"
 	go mod edit -replace "$path=./source"
 }

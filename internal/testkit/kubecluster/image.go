@@ -135,7 +135,7 @@ func buildPod(t testing.TB, path string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", path,
 		"github.com/barchan-dev/barchan/internal/testkit/kubecluster/testdata/pod")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.WaitDelay = eventually.Patience
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build the program of Pods: %v\n%s", err, out)
