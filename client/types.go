@@ -155,6 +155,26 @@ type SandboxDetail struct {
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 	// Containers are those besides the first.
 	Containers []Container `json:"containers,omitempty"`
+	// Operations are what the node did with the sandbox: the last of each type, oldest first.
+	Operations []Operation `json:"operations,omitempty"`
+}
+
+// Operation is what a node did with a sandbox.
+type Operation struct {
+	// Operation is its type: Create, Restore, Restart, Resume, Suspend, Store or Bind.
+	Operation    string    `json:"operation"`
+	StartedAt    time.Time `json:"startedAt"`
+	Milliseconds int64     `json:"milliseconds"`
+	// Steps are in the order in which they began. Some run at the same time, or are a part of another.
+	Steps []OperationStep `json:"steps,omitempty"`
+}
+
+// OperationStep is one step of an Operation.
+type OperationStep struct {
+	Name string `json:"name"`
+	// After is when the step began, in milliseconds since the operation's start.
+	After        int64 `json:"after"`
+	Milliseconds int64 `json:"milliseconds"`
 }
 
 // Container is a container besides the first of a sandbox.

@@ -34,6 +34,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1beta1.ForkPolicy{}.OpenAPIModelName():                           schema_barchan_api_agents_v1beta1_ForkPolicy(ref),
 		v1beta1.IdlePolicy{}.OpenAPIModelName():                           schema_barchan_api_agents_v1beta1_IdlePolicy(ref),
 		v1beta1.NetworkPolicy{}.OpenAPIModelName():                        schema_barchan_api_agents_v1beta1_NetworkPolicy(ref),
+		v1beta1.OperationStatus{}.OpenAPIModelName():                      schema_barchan_api_agents_v1beta1_OperationStatus(ref),
 		v1beta1.PersistentVolumeClaimTemplate{}.OpenAPIModelName():        schema_barchan_api_agents_v1beta1_PersistentVolumeClaimTemplate(ref),
 		v1beta1.PodMetadata{}.OpenAPIModelName():                          schema_barchan_api_agents_v1beta1_PodMetadata(ref),
 		v1beta1.PodTemplate{}.OpenAPIModelName():                          schema_barchan_api_agents_v1beta1_PodTemplate(ref),
@@ -43,6 +44,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1beta1.SandboxList{}.OpenAPIModelName():                          schema_barchan_api_agents_v1beta1_SandboxList(ref),
 		v1beta1.SandboxSpec{}.OpenAPIModelName():                          schema_barchan_api_agents_v1beta1_SandboxSpec(ref),
 		v1beta1.SandboxStatus{}.OpenAPIModelName():                        schema_barchan_api_agents_v1beta1_SandboxStatus(ref),
+		v1beta1.StepStatus{}.OpenAPIModelName():                           schema_barchan_api_agents_v1beta1_StepStatus(ref),
 		v1beta1.WakePolicy{}.OpenAPIModelName():                           schema_barchan_api_agents_v1beta1_WakePolicy(ref),
 		v1beta1.WarmUp{}.OpenAPIModelName():                               schema_barchan_api_agents_v1beta1_WarmUp(ref),
 		v1alpha1.APIKey{}.OpenAPIModelName():                              schema_barchan_api_barchan_v1alpha1_APIKey(ref),
@@ -691,11 +693,32 @@ func schema_barchan_api_agents_v1beta1_BarchanStatus(ref common.ReferenceCallbac
 							},
 						},
 					},
+					"operations": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"operation",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Operations are what the node did with the sandbox: the last of each kind, oldest first. The node writes them with the state that they lead to, a Bind with the next one. A Pod of a cluster has none.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1beta1.OperationStatus{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1beta1.ContainerStatus{}.OpenAPIModelName(), resource.Quantity{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+			v1beta1.ContainerStatus{}.OpenAPIModelName(), v1beta1.OperationStatus{}.OpenAPIModelName(), resource.Quantity{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -962,6 +985,60 @@ func schema_barchan_api_agents_v1beta1_NetworkPolicy(ref common.ReferenceCallbac
 		},
 		Dependencies: []string{
 			networkingv1.NetworkPolicyEgressRule{}.OpenAPIModelName(), networkingv1.NetworkPolicyIngressRule{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_agents_v1beta1_OperationStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "OperationStatus is an operation that has succeeded, with the time of its steps.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"operation": {
+						SchemaProps: spec.SchemaProps{
+							Default: "",
+							Type:    []string{"string"},
+							Format:  "",
+						},
+					},
+					"startedAt": {
+						SchemaProps: spec.SchemaProps{
+							Ref: ref(metav1.MicroTime{}.OpenAPIModelName()),
+						},
+					},
+					"milliseconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Milliseconds is how long all of it took.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"steps": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Steps are in the order in which they began. Some run at the same time, or are a part of another. Those of less than half a millisecond are left out.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1beta1.StepStatus{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"operation", "startedAt", "milliseconds"},
+			},
+		},
+		Dependencies: []string{
+			v1beta1.StepStatus{}.OpenAPIModelName(), metav1.MicroTime{}.OpenAPIModelName()},
 	}
 }
 
@@ -1388,6 +1465,44 @@ func schema_barchan_api_agents_v1beta1_SandboxStatus(ref common.ReferenceCallbac
 		},
 		Dependencies: []string{
 			v1beta1.BarchanStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_agents_v1beta1_StepStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StepStatus is the time of one step of an operation.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name is the label of the step in the metric barchan_node_step_seconds, where that has it.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"after": {
+						SchemaProps: spec.SchemaProps{
+							Description: "After is when the step began, in milliseconds since the operation's start.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"milliseconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Milliseconds is how long it took.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+				Required: []string{"name", "after", "milliseconds"},
+			},
+		},
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmup"
 	"github.com/barchan-dev/barchan/internal/control/events"
 	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
@@ -34,6 +35,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/feeds"
 	"github.com/barchan-dev/barchan/internal/daemon/quotas"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
+	"github.com/barchan-dev/barchan/internal/node/egress"
 )
 
 // makeTables makes what decides from memory: routes, ready members, quotas, connections to agents.
@@ -127,11 +129,12 @@ func (d *Daemon) proveWatch(ctx context.Context) error {
 // makeManager makes what serves the APIs and the gateway.
 func (d *Daemon) makeManager(context.Context) (err error) {
 	var diskUsed func(context.Context, sandbox.Ref) (int64, error)
+	var traceEgress func(context.Context, sandbox.ID, sandboxes.EgressQuery) (sandboxes.EgressDecision, error)
 	switch {
 	case d.machine != nil:
-		diskUsed = d.machine.Node.DiskUsed
+		diskUsed, traceEgress = d.machine.Node.DiskUsed, traceBy(d.machine.Node.TraceEgress)
 	case d.apart != nil:
-		diskUsed = d.apart.DiskUsed
+		diskUsed, traceEgress = d.apart.DiskUsed, traceBy(d.apart.TraceEgress)
 	}
 	if d.cfg.Role == config.RoleServer {
 		if d.builds, err = builds.Open(builds.Config{Dir: filepath.Join(d.cfg.DataDir, "builds")}); err != nil {
@@ -144,12 +147,21 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 		Routes: d.replicatedRoutes(), Agents: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
+		TraceEgress: traceEgress,
 		BuildFiles:  d.builds,
 		VolumeFiles: d.volumeFiles(),
 		DefaultSize: d.defaultSize(),
 		Events:      d.eventStore(), Webhooks: d.webhooks(),
 	})
 	return err
+}
+
+// traceBy has a node decide about egress for the manager.
+func traceBy(trace func(context.Context, sandbox.ID, egress.Query) (egress.Decision, error)) func(context.Context, sandbox.ID, sandboxes.EgressQuery) (sandboxes.EgressDecision, error) {
+	return func(ctx context.Context, id sandbox.ID, q sandboxes.EgressQuery) (sandboxes.EgressDecision, error) {
+		d, err := trace(ctx, id, egress.Query{Destination: q.Destination, Port: uint16(q.Port), Protocol: q.Protocol}) //nolint:gosec // validated
+		return sandboxes.EgressDecision{Verdict: string(d.Verdict), Rule: d.Rule, Source: string(d.Source)}, err
+	}
 }
 
 func (d *Daemon) defaultSize() templates.Size {

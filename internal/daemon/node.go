@@ -105,7 +105,7 @@ func (d *Daemon) openProbes(context.Context) error {
 func (d *Daemon) nodeSocketServices() services {
 	return services{boot.Background("node socket", func(ctx context.Context) error {
 		return nodesocket.Serve(ctx, nodesocket.Config{
-			Socket: d.cfg.NodeSocket, Group: d.cfg.NodeSocketGroup, Log: d.cfg.Log, DiskUsed: d.machine.Node.DiskUsed, Content: d.content,
+			Socket: d.cfg.NodeSocket, Group: d.cfg.NodeSocketGroup, Log: d.cfg.Log, DiskUsed: d.machine.Node.DiskUsed, TraceEgress: d.machine.Node.TraceEgress, Content: d.content,
 			State: func() nodesocket.State {
 				return nodesocket.State{Version: d.cfg.Version, DataDir: d.cfg.DataDir, Conditions: d.health.Conditions()}
 			},

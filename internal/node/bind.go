@@ -90,5 +90,9 @@ func (n *Node) bind(ctx context.Context, u *registry.Handle, r *journal.Row, s *
 	if err := w.Bind(ctx, r.Stage == journal.Live); err != nil { // a restarting agent reads its configuration
 		return err
 	}
-	return n.handles.Note(u, w.Row, r.Stage)
+	if err := w.Timed("journal", func() error { return n.handles.Note(u, w.Row, r.Stage) }); err != nil {
+		return err
+	}
+	u.Finished(w.Status(agents.OperationBind))
+	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -109,9 +108,9 @@ func (n *Node) newResolver() (*resolver.Resolver, error) {
 	return resolver.New(cfg)
 }
 
-// TraceEgress returns the verdict about a sandbox's traffic to a destination, and the rule that decides; see egress.Trace. An
-// errs.ErrNotFound is also a sandbox that is not on the node.
-func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, dest string, port uint16, protocol string) (egress.Decision, error) {
+// TraceEgress returns the verdict about a sandbox's traffic, and the rule that decides; see egress.Trace. An errs.ErrNotFound is
+// also a sandbox that is not on the node.
+func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, q egress.Query) (egress.Decision, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return egress.Decision{}, err
 	}
@@ -126,9 +125,7 @@ func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, dest string, port
 			return egress.Decision{}, err
 		}
 	}
-	t := egress.Trace{
-		Policy: p, Pins: n.network.Pins(string(id)), Host: n.network.HostRules(), Port: port, Protocol: strings.ToLower(protocol), Lookup: n.resolver.Lookup,
-	}
+	t := egress.Trace{Policy: p, Pins: n.network.Pins(string(id)), Host: n.network.HostRules(), Lookup: n.resolver.Lookup}
 	t.Host.Machine = egress.HostAddresses()
-	return t.Decide(ctx, dest)
+	return t.Decide(ctx, q)
 }

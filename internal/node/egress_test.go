@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/egress"
 	"github.com/barchan-dev/barchan/internal/node/journal"
@@ -178,7 +180,7 @@ func TestSandboxReachesWhatItsObjectSays(t *testing.T) {
 	}
 	traced := func(dest string, port uint16, verdict egress.Verdict, rule string) {
 		t.Helper()
-		d, err := n.TraceEgress(t.Context(), sandbox.IDOf(s.UID), dest, port, "tcp")
+		d, err := n.TraceEgress(t.Context(), sandbox.IDOf(s.UID), egress.Query{Destination: dest, Port: port, Protocol: "tcp"})
 		if err != nil || d.Verdict != verdict || !strings.Contains(d.Rule, rule) {
 			t.Errorf("trace of %s: %+v, %v; want %s by %s", dest, d, err, verdict, rule)
 		}
@@ -238,8 +240,8 @@ func TestSandboxReachesWhatItsObjectSays(t *testing.T) {
 	if err := n.SetEgress(t.Context(), setNetwork(s, &agents.EgressPolicy{DenyOut: []string{"nonsense"}})); err == nil || !strings.Contains(err.Error(), "denyOut[0]") {
 		t.Errorf("a policy that cannot be: %v", err)
 	}
-	if _, err := n.TraceEgress(t.Context(), sandbox.IDOf(s.UID), "no name!", 80, "tcp"); err == nil {
-		t.Error("a destination that is none was traced")
+	if _, err := n.TraceEgress(t.Context(), sandbox.IDOf(s.UID), egress.Query{Destination: "no name!", Port: 80, Protocol: "tcp"}); !errors.Is(err, errs.ErrInvalid) {
+		t.Errorf("trace of no destination: %v", err)
 	}
 	goesWithoutATrace(t, n, s)
 	if ids, err := n.network.EgressRules(t.Context()); err != nil || len(ids) > 0 {
@@ -285,7 +287,7 @@ func TestSandboxIsKeptWithinItsTemplatesRules(t *testing.T) {
 	}
 	traced := func(dest string, port uint16, verdict egress.Verdict, rule string) {
 		t.Helper()
-		d, err := n.TraceEgress(t.Context(), sandbox.IDOf(s.UID), dest, port, "tcp")
+		d, err := n.TraceEgress(t.Context(), sandbox.IDOf(s.UID), egress.Query{Destination: dest, Port: port, Protocol: "tcp"})
 		if err != nil || d.Verdict != verdict || !strings.Contains(d.Rule, rule) {
 			t.Errorf("trace of %s: %+v, %v; want %s by %s", dest, d, err, verdict, rule)
 		}

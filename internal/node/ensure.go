@@ -131,6 +131,8 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 	w := n.host.Operation(&journal.Row{
 		Stage: journal.Making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: plan.RunOf(image), Disk: size,
 	})
+	w.Began(began)
+	w.Record("image", began)
 	w.Image, w.Origin, w.Initializing = image, from, n.initializing(p.Ref)
 	w.Pulling = func() func(ctrd.Progress) { return n.pullReports(p.Ref) }
 	if err := w.Resolve(ctx); err != nil { // before anything changes: it may be missing for long
@@ -159,15 +161,19 @@ func (n *Node) diskOf(p *plan.Plan) (int64, error) {
 
 // create does all steps, or undoes those that were done.
 func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation.Operation) error {
-	err := n.handles.Note(u, w.Row, journal.Making)
+	note := func(stage journal.Stage) error {
+		return w.Timed("journal", func() error { return n.handles.Note(u, w.Row, stage) })
+	}
+	err := note(journal.Making)
 	if err == nil {
 		err = w.Create(ctx)
 	}
 	if err == nil {
-		err = n.handles.Note(u, w.Row, journal.Live)
+		err = note(journal.Live)
 	}
 	if err == nil {
 		n.supervisor.SetRunning(u, w.Row)
+		u.Finished(w.Status(startOf(w)))
 		if w.RestoresMemory() {
 			u.Update(func(o *sandbox.Observed) { o.EntrypointExit = w.Origin.Exit })
 		}
@@ -182,6 +188,14 @@ func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation.Oper
 	undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recovery.UndoTimeout)
 	defer cancel()
 	return errors.Join(err, n.recovery.Clear(undoCtx, u, w.Row))
+}
+
+// startOf is the type of the operation that starts a new sandbox.
+func startOf(w *operation.Operation) agents.OperationType {
+	if w.Origin != nil {
+		return agents.OperationRestore
+	}
+	return agents.OperationCreate
 }
 
 // imageUsers returns the sandboxes that need the image of a digest; ended ones do not.

@@ -237,6 +237,7 @@ func (b *browser) createSandbox() string {
 	b.shows("Running")
 	b.shows("Timeline")
 	b.shows("Started") // an Event
+	b.until(`["start gVisor", "agent answers"].every((name) => [...document.querySelectorAll(".steps tr")].some((r) => r.textContent.includes(name) && / m?s$/.test(r.textContent.trim())))`)
 	b.until(`document.querySelectorAll(".plot canvas").length === 3`)
 	b.looks("sandbox")
 	return strings.TrimPrefix(b.value("location.pathname"), "/ui/sandboxes/")
@@ -306,6 +307,9 @@ func (b *browser) readRest(key, id string) {
 	b.do("rule", chromedp.SendKeys(chromedp.CSS(`#deny`), "192.0.2.0/24"))
 	b.click(button("Apply"))
 	b.shows("the policy’s deny list")
+	b.do("destination", chromedp.SendKeys(chromedp.CSS(`#trace-to`), "192.0.2.7"))
+	b.click(button("Ask"))
+	b.until(`/refused 192.0.2.7, tcp 443: .*From /s.test(document.querySelector(".decides [role=status]").innerText)`)
 	b.looks("network")
 	if _, body := b.call(key, http.MethodGet, "/sandboxes/"+id, nil); !strings.Contains(body, "192.0.2.0/24") {
 		b.t.Errorf("the API does not show the rule: %s", body)

@@ -281,6 +281,65 @@ type BarchanStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	Containers []ContainerStatus `json:"containers,omitempty"`
+	// Operations are what the node did with the sandbox: the last of each kind, oldest first. The node writes them with the state
+	// that they lead to, a Bind with the next one. A Pod of a cluster has none.
+	// +optional
+	// +listType=map
+	// +listMapKey=operation
+	// +kubebuilder:validation:MaxItems=8
+	Operations []OperationStatus `json:"operations,omitempty"`
+}
+
+// OperationType is what a node does with a sandbox.
+// +kubebuilder:validation:Enum=Create;Restore;Restart;Resume;Suspend;Store;Bind
+type OperationType string
+
+// Operations of a node.
+const (
+	// OperationCreate starts a sandbox from its image.
+	OperationCreate OperationType = "Create"
+	// OperationRestore starts a sandbox from a checkpoint.
+	OperationRestore OperationType = "Restore"
+	// OperationRestart replaces the container of a sandbox, which has ended.
+	OperationRestart OperationType = "Restart"
+	// OperationResume continues a suspended sandbox, from RAM or from disk.
+	OperationResume OperationType = "Resume"
+	// OperationSuspend freezes a sandbox, or ends its processes where only files or volumes are kept.
+	OperationSuspend OperationType = "Suspend"
+	// OperationStore moves the memory of a frozen sandbox to disk.
+	OperationStore OperationType = "Store"
+	// OperationBind gives a running sandbox the variables of its claim.
+	OperationBind OperationType = "Bind"
+)
+
+// OperationStatus is an operation that has succeeded, with the time of its steps.
+type OperationStatus struct {
+	Operation OperationType    `json:"operation"`
+	StartedAt metav1.MicroTime `json:"startedAt"`
+	// Milliseconds is how long all of it took.
+	// +kubebuilder:validation:Minimum=0
+	Milliseconds int64 `json:"milliseconds"`
+	// Steps are in the order in which they began. Some run at the same time, or are a part of another. Those of less than half a
+	// millisecond are left out.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	Steps []StepStatus `json:"steps,omitempty"`
+}
+
+// MaxOperationSteps bounds the steps of an OperationStatus.
+const MaxOperationSteps = 32
+
+// StepStatus is the time of one step of an operation.
+type StepStatus struct {
+	// Name is the label of the step in the metric barchan_node_step_seconds, where that has it.
+	Name string `json:"name"`
+	// After is when the step began, in milliseconds since the operation's start.
+	// +kubebuilder:validation:Minimum=0
+	After int64 `json:"after"`
+	// Milliseconds is how long it took.
+	// +kubebuilder:validation:Minimum=0
+	Milliseconds int64 `json:"milliseconds"`
 }
 
 // ContainerStatus is the state of a container besides the first of a sandbox.

@@ -51,6 +51,11 @@ func (in NetworkPolicy) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in OperationStatus) OpenAPIModelName() string {
+	return "io.x-k8s.agents.v1beta1.OperationStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in PersistentVolumeClaimTemplate) OpenAPIModelName() string {
 	return "io.x-k8s.agents.v1beta1.PersistentVolumeClaimTemplate"
 }
@@ -93,6 +98,11 @@ func (in SandboxSpec) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in SandboxStatus) OpenAPIModelName() string {
 	return "io.x-k8s.agents.v1beta1.SandboxStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in StepStatus) OpenAPIModelName() string {
+	return "io.x-k8s.agents.v1beta1.StepStatus"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

@@ -49,6 +49,8 @@ type Observed struct {
 	EntrypointExit *int32
 	// Sidecars are the states of the sandbox's other containers; nil without any. What it points to never changes.
 	Sidecars *Sidecars
+	// Operations are the operations of this process on the sandbox; nil: none yet. What it points to never changes.
+	Operations *Operations
 	// Memory is where the memory of a paused sandbox is; empty without saved memory.
 	Memory agents.MemoryPlace
 	// MemorySize is the size in bytes of memory on disk; 0 for any other.

@@ -88,6 +88,8 @@ type Trace struct {
 	Verdict string `json:"verdict"`
 	// Rule is the deciding rule, for users.
 	Rule string `json:"rule"`
+	// Source is whose rule it is: the sandbox's own policy, that of its template, or the host's.
+	Source string `json:"source"`
 }
 
 // Leases lists the addresses that are not free.

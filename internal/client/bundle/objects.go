@@ -69,6 +69,8 @@ func kinds() []kind {
 		of(agents.GroupVersion, "sandboxes", blueprintFields, policyFields("spec.barchan"), []string{
 			"spec.shutdownTime", "spec.shutdownPolicy", "spec.operatingMode", "status.nodeName", "status.podIPs[]",
 			"status.barchan.id", "status.barchan.phase", "status.barchan.memory", "status.barchan.startedAt", "status.barchan.runtime", "status.barchan.image", "status.barchan.exitCode",
+			"status.barchan.operations[].operation", "status.barchan.operations[].startedAt", "status.barchan.operations[].milliseconds",
+			"status.barchan.operations[].steps[].name", "status.barchan.operations[].steps[].after", "status.barchan.operations[].steps[].milliseconds",
 			"status.barchan.containers[].name", "status.barchan.containers[].ready", "status.barchan.containers[].restartCount",
 			"status.barchan.containers[].state.running.startedAt", "status.barchan.containers[].state.waiting.reason",
 			"status.barchan.containers[].state.terminated.reason", "status.barchan.containers[].state.terminated.exitCode",

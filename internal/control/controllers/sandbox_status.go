@@ -67,6 +67,13 @@ func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
 	if seen.Sidecars != nil { // else what is known of them stays: it is paused, or has one container
 		status.Barchan.Containers = *seen.Sidecars
 	}
+	if seen.Operations != nil { // those of an earlier process stay
+		all := sandbox.Operations(status.Barchan.Operations)
+		for _, op := range *seen.Operations {
+			all = all.With(op)
+		}
+		status.Barchan.Operations = all
+	}
 	setConditions(s, status, seen)
 	after := *s
 	after.Status = *status

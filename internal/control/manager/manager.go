@@ -84,10 +84,11 @@ type Config struct {
 	CaptureTimeout time.Duration
 	// SettleTimeout bounds the wait until the cache shows a write, BindTimeout that for a member's agent. Default 5 s.
 	SettleTimeout, BindTimeout time.Duration
-	// ForkSecrets is that of [creating.Creator], DefaultSize of [templates.Catalog], DiskUsed of [sandboxes.Store].
+	// ForkSecrets is that of [creating.Creator], DefaultSize of [templates.Catalog], DiskUsed and TraceEgress of [sandboxes.Store].
 	ForkSecrets bool
 	DefaultSize templates.Size
 	DiskUsed    func(ctx context.Context, ref sandbox.Ref) (int64, error)
+	TraceEgress func(ctx context.Context, id sandbox.ID, q sandboxes.EgressQuery) (sandboxes.EgressDecision, error)
 }
 
 // Manager has the parts. It is safe for concurrent use.
@@ -135,7 +136,7 @@ func New(cfg Config) (*Manager, error) {
 	m.Keys = &apikeys.Store{Objects: cfg.Objects, Cache: cfg.Cache, Quota: cfg.Quota, Log: log}
 	m.Sandboxes = &sandboxes.Store{
 		Objects: cfg.Objects, Cache: cfg.Cache, Routes: cfg.Routes, Agents: cfg.Agents, Templates: m.Templates, Tokens: cfg.Tokens,
-		Quota: cfg.Quota, Assumed: cfg.Assumed, Log: log, Gate: cfg.Gate, DiskUsed: cfg.DiskUsed,
+		Quota: cfg.Quota, Assumed: cfg.Assumed, Log: log, Gate: cfg.Gate, DiskUsed: cfg.DiskUsed, TraceEgress: cfg.TraceEgress,
 		MaxTimeout: cmp.Or(cfg.MaxTimeout, 24*time.Hour), MoveTimeout: cmp.Or(cfg.MoveTimeout, time.Minute), SettleTimeout: cmp.Or(cfg.SettleTimeout, 5*time.Second),
 		Observe: func(ctx context.Context, operation string, start time.Time, err error) {
 			telemetry.ObserveSince(ctx, seconds.WithLabelValues(operation, result(err)), start)

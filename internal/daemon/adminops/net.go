@@ -12,6 +12,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/node"
+	"github.com/barchan-dev/barchan/internal/node/egress"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 )
 
@@ -125,9 +126,9 @@ func (w network) TraceEgress(ctx context.Context, req adminclient.TraceRequest) 
 	if err != nil {
 		return adminclient.Trace{}, err
 	}
-	d, err := n.TraceEgress(ctx, id, req.Destination, req.Port, req.Protocol)
+	d, err := n.TraceEgress(ctx, id, egress.Query{Destination: req.Destination, Port: req.Port, Protocol: req.Protocol})
 	if err != nil {
 		return adminclient.Trace{}, err
 	}
-	return adminclient.Trace{TraceRequest: req, Verdict: string(d.Verdict), Rule: d.Rule}, nil
+	return adminclient.Trace{TraceRequest: req, Verdict: string(d.Verdict), Rule: d.Rule, Source: string(d.Source)}, nil
 }

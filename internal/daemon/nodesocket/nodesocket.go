@@ -1,11 +1,12 @@
 // Package nodesocket connects a server with the node that runs its sandboxes in a process of its own on the same machine: the node
-// answers on a unix socket what objects do not hold. That is whether it can take new work, the disk space that a sandbox uses, and the
-// files of volumes, for those who have their tokens.
+// answers on a unix socket what objects do not hold. That is whether it can take new work, the disk space that a sandbox uses, what it
+// may reach, and the files of volumes, for those who have their tokens.
 //
 // The socket takes no orders. What a node is to do stands in objects, which it reads by its own account.
 package nodesocket
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,6 +29,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/egress"
 )
 
 // ContentPath begins the paths of volumes' files.
@@ -36,6 +38,7 @@ const ContentPath = "/volumecontent/"
 const (
 	pathState = "/v1/state"
 	pathDisk  = "/v1/disk"
+	pathTrace = "/v1/trace"
 
 	// patience limits one request. A node that is busy with disks may take a while to count what a sandbox uses.
 	patience = 10 * time.Second
@@ -66,6 +69,8 @@ type Config struct {
 	// State and DiskUsed answer. DiskUsed returns bytes.
 	State    func() State
 	DiskUsed func(ctx context.Context, ref sandbox.Ref) (int64, error)
+	// TraceEgress decides about the traffic of a sandbox.
+	TraceEgress func(ctx context.Context, id sandbox.ID, q egress.Query) (egress.Decision, error)
 	// Content serves the files of volumes below ContentPath to those who have their tokens; nil: there are none.
 	Content http.Handler
 }
@@ -81,19 +86,36 @@ func Serve(ctx context.Context, cfg Config) error {
 	mux.HandleFunc("GET "+pathDisk, func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
 		n, err := cfg.DiskUsed(r.Context(), sandbox.Ref{Namespace: q.Get("namespace"), Name: q.Get("name"), UID: types.UID(q.Get("uid"))})
-		switch {
-		case errors.Is(err, errs.ErrNotFound):
-			http.Error(w, "no such sandbox", http.StatusNotFound)
-		case err != nil:
-			http.Error(w, errs.Text(err), http.StatusServiceUnavailable)
-		default:
-			answer(w, n)
+		respond(w, n, err)
+	})
+	mux.HandleFunc("GET "+pathTrace, func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		port, err := strconv.ParseUint(q.Get("port"), 10, 16)
+		if err != nil {
+			respond(w, nil, fmt.Errorf("port: %w: %w", err, errs.ErrInvalid))
+			return
 		}
+		d, err := cfg.TraceEgress(r.Context(), sandbox.ID(q.Get("id")), egress.Query{Destination: q.Get("destination"), Port: uint16(port), Protocol: q.Get("protocol")})
+		respond(w, d, err)
 	})
 	if cfg.Content != nil {
 		mux.Handle(ContentPath, cfg.Content)
 	}
 	return adminapi.Serve(ctx, adminapi.Socket{Path: cfg.Socket, GID: gid, Shared: true}, mux, cfg.Log)
+}
+
+// respond answers with a body, or an error whose kind and text the client returns.
+func respond(w http.ResponseWriter, body any, err error) {
+	switch {
+	case errors.Is(err, errs.ErrNotFound):
+		http.Error(w, errs.Text(err), http.StatusNotFound)
+	case errors.Is(err, errs.ErrInvalid):
+		http.Error(w, errs.Text(err), http.StatusBadRequest)
+	case err != nil:
+		http.Error(w, errs.Text(err), http.StatusServiceUnavailable)
+	default:
+		answer(w, body)
+	}
 }
 
 func answer(w http.ResponseWriter, body any) {
@@ -154,6 +176,13 @@ func (c *Client) State(ctx context.Context) (State, error) { return get[State](c
 // DiskUsed returns the bytes that the files of a sandbox take, or an errs.ErrNotFound.
 func (c *Client) DiskUsed(ctx context.Context, ref sandbox.Ref) (int64, error) {
 	return get[int64](ctx, c, pathDisk+"?"+url.Values{"namespace": {ref.Namespace}, "name": {ref.Name}, "uid": {string(ref.UID)}}.Encode())
+}
+
+// TraceEgress returns the decision about the traffic of a sandbox; its errors are those of node.Node.TraceEgress.
+func (c *Client) TraceEgress(ctx context.Context, id sandbox.ID, q egress.Query) (egress.Decision, error) {
+	return get[egress.Decision](ctx, c, pathTrace+"?"+url.Values{
+		"id": {string(id)}, "destination": {q.Destination}, "port": {strconv.Itoa(int(q.Port))}, "protocol": {q.Protocol},
+	}.Encode())
 }
 
 // Await returns when the node answers, which it does once its boot is complete.
@@ -220,5 +249,8 @@ func get[T any](ctx context.Context, c *Client, path string) (out T, err error) 
 		return out, fmt.Errorf("the node has no such sandbox: %w", errs.ErrNotFound)
 	}
 	text, _ := io.ReadAll(body) // the status says enough
+	if resp.StatusCode == http.StatusBadRequest {
+		return out, fmt.Errorf("%s: %w", bytes.TrimSpace(text), errs.ErrInvalid)
+	}
 	return out, fmt.Errorf("the node answers %s: %s: %w", resp.Status, text, errs.ErrUnavailable)
 }

@@ -26,6 +26,7 @@ const (
 	fromWatch     = "watch"     // when this server's watch showed it, to the millisecond
 	fromEvents    = "event"     // recorded by a controller
 	fromCondition = "condition" // to the second
+	fromNode      = "node"      // measured by the node, to the millisecond
 )
 
 // moment is one point of a sandbox's timeline.
@@ -35,6 +36,9 @@ type moment struct {
 	Detail string    `json:"detail,omitempty"`
 	Source string    `json:"source"`
 	Bad    bool      `json:"bad,omitempty"`
+	// Took is the milliseconds of an operation of the node, and Steps are its parts.
+	Took  int64               `json:"took,omitempty"`
+	Steps []agents.StepStatus `json:"steps,omitempty"`
 }
 
 // maxEvents bounds the objects that are read for one timeline.
@@ -136,6 +140,7 @@ func (s *Server) timeline(ctx context.Context, o *agents.Sandbox) []moment {
 	}
 	all = append(all, s.eventsOf(ctx, o)...)
 	all = append(all, conditionMoments(o, s.hub.started)...)
+	all = append(all, operationMoments(o)...)
 	slices.SortStableFunc(all, func(a, b moment) int { return a.At.Compare(b.At) })
 	if precise.IsZero() { // the object's second is never later than what followed it
 		for i := range all {
@@ -161,6 +166,17 @@ func (h *hub) moments(o *agents.Sandbox) (all []moment) {
 			continue
 		}
 		all = append(all, moment{At: x.at, What: string(x.phase), Detail: x.reason, Source: fromWatch, Bad: x.phase == sandbox.Dead})
+	}
+	return all
+}
+
+// operationMoments are what the node did, with its steps.
+func operationMoments(o *agents.Sandbox) (all []moment) {
+	if o.Status.Barchan == nil {
+		return nil
+	}
+	for _, op := range o.Status.Barchan.Operations {
+		all = append(all, moment{At: op.StartedAt.UTC(), What: "Node: " + strings.ToLower(string(op.Operation)), Source: fromNode, Took: op.Milliseconds, Steps: op.Steps})
 	}
 	return all
 }

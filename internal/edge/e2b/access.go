@@ -65,6 +65,7 @@ var rightsOf = map[string]rights{
 	"POST /sandboxes/{sandboxID}/pause":                   use(updateSandboxes),
 	"POST /sandboxes/{sandboxID}/resume":                  use(updateSandboxes),
 	"PUT /sandboxes/{sandboxID}/network":                  use(updateSandboxes),
+	"GET /sandboxes/{sandboxID}/network/trace":            use(kubeauth.Access{Verb: "get", Resource: sandboxResource}),
 	"POST /sandboxes/{sandboxID}/fork":                    use(kubeauth.Access{Verb: "create", Resource: sandboxResource}),
 	"POST /sandboxes/{sandboxID}/snapshots":               use(kubeauth.Access{Verb: "create", Resource: checkpointResource}),
 	"GET /snapshots":                                      use(kubeauth.Access{Verb: "list", Resource: checkpointResource}),

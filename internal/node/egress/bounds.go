@@ -71,9 +71,9 @@ func (g Grant) decide(k Packet) Decision {
 	case peer < 0 || (port < 0 && len(g.Ports) > 0):
 		return Decision{}
 	case port < 0:
-		return Decision{Allowed, g.Ranges[peer].From}
+		return Decision{Verdict: Allowed, Rule: g.Ranges[peer].From}
 	default:
-		return Decision{Allowed, g.Ranges[peer].From + ", " + g.Ports[port].String()}
+		return Decision{Verdict: Allowed, Rule: g.Ranges[peer].From + ", " + g.Ports[port].String()}
 	}
 }
 
@@ -86,14 +86,14 @@ func (b Bounds) decide(k Packet) Decision {
 		return Decision{}
 	}
 	if k.dns() && b.DNS != "" {
-		return Decision{Allowed, b.DNS}
+		return Decision{Verdict: Allowed, Rule: b.DNS}
 	}
 	for _, g := range b.Grants {
 		if d := g.decide(k); d.Verdict != "" {
 			return d
 		}
 	}
-	return Decision{Refused, closedByBounds}
+	return Decision{Verdict: Refused, Rule: closedByBounds}
 }
 
 func (b Bounds) answersNothing() bool { return b.On && b.DNS == "" }

@@ -20,10 +20,31 @@ const (
 	Resolver Verdict = "resolver"
 )
 
+// Source is whose rule decides.
+type Source string
+
+// Sources.
+const (
+	// SourceSandbox is the sandbox's own policy, SourceTemplate the networkPolicy of its template.
+	SourceSandbox  Source = "sandbox"
+	SourceTemplate Source = "template"
+	// SourceHost is the operator, whose rules hold for all sandboxes.
+	SourceHost Source = "host"
+)
+
 // Decision is a verdict and the rule behind it, as text for users.
 type Decision struct {
 	Verdict Verdict `json:"verdict"`
 	Rule    string  `json:"rule"`
+	Source  Source  `json:"source"`
+}
+
+// from returns the decision as one by the rules of a source. The zero Decision stays as it is.
+func (d Decision) from(s Source) Decision {
+	if d.Verdict != "" {
+		d.Source = s
+	}
+	return d
 }
 
 // Packet is a packet from a sandbox. Protocol is "tcp", "udp" or another name in lower case.
@@ -47,18 +68,18 @@ func (k Packet) dns() bool { return k.Port == 53 && (k.Protocol == "udp" || k.Pr
 func Decide(g HostRules, p Policy, pins []Pin, k Packet) Decision {
 	a := k.Address.Unmap()
 	if k.dns() && p.UsesResolver() && g.Offers(a) {
-		return Decision{Resolver, fmt.Sprintf("Barchan's resolver answers all DNS of this sandbox, because of %s", p.resolverRule())}
+		return Decision{Verdict: Resolver, Rule: fmt.Sprintf("Barchan's resolver answers all DNS of this sandbox, because of %s", p.resolverRule())}.from(p.resolverSource())
 	}
-	host := g.decide(a, k.dns())
+	host := g.decide(a, k.dns()).from(SourceHost)
 	if host.Verdict != Allowed || slices.Contains(g.Machine, a) {
 		return host // traffic to the host itself is no egress
 	}
 	k.Address = a
-	bounds := p.Bounds.decide(k)
+	bounds := p.Bounds.decide(k).from(SourceTemplate)
 	if bounds.Verdict == Refused {
 		return bounds
 	}
-	return cmp.Or(p.decide(a, pins), bounds, host)
+	return cmp.Or(p.decide(a, pins).from(SourceSandbox), bounds, host)
 }
 
 const noDNSRule = "networkPolicy.egress, which opens no DNS"
@@ -74,10 +95,18 @@ func (p Policy) resolverRule() string {
 	return p.Names[0].From
 }
 
+// resolverSource is whose rule that is.
+func (p Policy) resolverSource() Source {
+	if p.Bounds.answersNothing() {
+		return SourceTemplate
+	}
+	return SourceSandbox
+}
+
 // decide returns the policy's decision about an address, or the zero Decision.
 func (p Policy) decide(a netip.Addr, pins []Pin) Decision {
 	if r, ok := find(p.Allow, a); ok {
-		return Decision{Allowed, r.From}
+		return Decision{Verdict: Allowed, Rule: r.From}
 	}
 	if !p.closes() {
 		return Decision{}
@@ -88,15 +117,15 @@ func (p Policy) decide(a netip.Addr, pins []Pin) Decision {
 		}
 		for _, name := range pin.Names {
 			if n, ok := p.Match(name); ok {
-				return Decision{Allowed, fmt.Sprintf("%s, whose %s is pinned to %s until %s", n.From, name, a, stamp(pin.Until))}
+				return Decision{Verdict: Allowed, Rule: fmt.Sprintf("%s, whose %s is pinned to %s until %s", n.From, name, a, stamp(pin.Until))}
 			}
 		}
 	}
 	if r, ok := find(p.Deny, a); ok {
-		return Decision{Refused, r.From}
+		return Decision{Verdict: Refused, Rule: r.From}
 	}
 	if p.Closed != "" {
-		return Decision{Refused, p.Closed}
+		return Decision{Verdict: Refused, Rule: p.Closed}
 	}
 	return Decision{}
 }
@@ -105,14 +134,14 @@ func (p Policy) decide(a netip.Addr, pins []Pin) Decision {
 // separately, unless the addresses are pinned.
 func DecideName(p Policy, pins []Pin, name string) Decision {
 	if !p.UsesResolver() {
-		return Decision{Allowed, "any name is answered"}
+		return Decision{Verdict: Allowed, Rule: "any name is answered"}.from(SourceHost)
 	}
 	if p.Bounds.answersNothing() {
-		return Decision{Refused, "no name is answered, because of " + noDNSRule}
+		return Decision{Verdict: Refused, Rule: "no name is answered, because of " + noDNSRule}.from(SourceTemplate)
 	}
 	n, ok := p.Match(name)
 	if !ok {
-		return Decision{Refused, fmt.Sprintf("no entry of allowOut has the name, and %s", p.resolverRule())}
+		return Decision{Verdict: Refused, Rule: fmt.Sprintf("no entry of allowOut has the name, and %s", p.resolverRule())}.from(SourceSandbox)
 	}
 	var pinned []string
 	for _, pin := range pins {
@@ -121,9 +150,9 @@ func DecideName(p Policy, pins []Pin, name string) Decision {
 		}
 	}
 	if len(pinned) == 0 {
-		return Decision{Allowed, n.From + ", pinned to its addresses when the sandbox resolves it"}
+		return Decision{Verdict: Allowed, Rule: n.From + ", pinned to its addresses when the sandbox resolves it"}.from(SourceSandbox)
 	}
-	return Decision{Allowed, n.From + ", pinned to " + strings.Join(pinned, ", ")}
+	return Decision{Verdict: Allowed, Rule: n.From + ", pinned to " + strings.Join(pinned, ", ")}.from(SourceSandbox)
 }
 
 func stamp(t time.Time) string { return t.UTC().Format("15:04:05 UTC") }

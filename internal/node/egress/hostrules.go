@@ -56,27 +56,27 @@ func (g HostRules) decide(a netip.Addr, dns bool) Decision {
 	isDNS := dns && slices.Contains(g.Resolvers, a)
 	switch {
 	case !g.Offers(a):
-		return Decision{Refused, "sandboxes have no IPv6 address (setting subnet6)"}
+		return Decision{Verdict: Refused, Rule: "sandboxes have no IPv6 address (setting subnet6)"}
 	case slices.Contains(g.Gateways, a) && dns:
-		return Decision{Resolver, "Barchan's resolver answers there"}
+		return Decision{Verdict: Resolver, Rule: "Barchan's resolver answers there"}
 	case slices.Contains(g.Gateways, a), slices.Contains(g.Machine, a) && !isDNS:
-		return Decision{Refused, "the machine itself is closed"}
+		return Decision{Verdict: Refused, Rule: "the machine itself is closed"}
 	case containsAny(g.Sandboxes, a):
-		return Decision{Refused, "other sandboxes are closed"}
+		return Decision{Verdict: Refused, Rule: "other sandboxes are closed"}
 	case isDNS:
-		return Decision{Allowed, "port 53 of " + a.String() + " is open (setting dnsResolvers)"}
+		return Decision{Verdict: Allowed, Rule: "port 53 of " + a.String() + " is open (setting dnsResolvers)"}
 	case dns:
-		return Decision{Refused, "port 53 is open at the sandboxes' resolvers only (setting dnsResolvers)"}
+		return Decision{Verdict: Refused, Rule: "port 53 is open at the sandboxes' resolvers only (setting dnsResolvers)"}
 	}
 	for _, p := range g.Reachable {
 		if p.Contains(a) {
-			return Decision{Allowed, p.String() + " is open (setting reachable)"}
+			return Decision{Verdict: Allowed, Rule: p.String() + " is open (setting reachable)"}
 		}
 	}
 	if r, ok := find(notPublic, a); ok {
-		return Decision{Refused, r.From}
+		return Decision{Verdict: Refused, Rule: r.From}
 	}
-	return Decision{Allowed, "public addresses are open"}
+	return Decision{Verdict: Allowed, Rule: "public addresses are open"}
 }
 
 func containsAny(prefixes []netip.Prefix, a netip.Addr) bool {

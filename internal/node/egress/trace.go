@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,51 +13,65 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Trace decides about the traffic of one sandbox to a port.
+// Query is what a [Trace] decides about.
+type Query struct {
+	// Destination is an address or a domain name.
+	Destination string
+	Port        uint16
+	// Protocol is "tcp", "udp" or another name, in any case.
+	Protocol string
+}
+
+// Trace decides about the traffic of one sandbox.
 type Trace struct {
 	Policy Policy
 	Pins   []Pin
 	Host   HostRules
-	Port   uint16
-	// Protocol is "tcp", "udp" or another name in lower case.
-	Protocol string
-	// Lookup resolves a domain name as the sandbox would.
+	// Lookup resolves a domain name as the sandbox would: an errs.ErrForbidden is one that it may not learn of.
 	Lookup func(ctx context.Context, name string) ([]netip.Addr, error)
 }
 
-// Decide returns the decision about a destination, an address or a domain name. Of a name with several addresses the verdict
-// is Allowed if one of them is. An errs.ErrInvalid is a destination that is neither, an errs.ErrNotFound a name without
-// addresses.
-func (t Trace) Decide(ctx context.Context, destination string) (Decision, error) {
-	if a, err := netip.ParseAddr(destination); err == nil {
-		return t.address(a), nil
+// Decide returns the decision about a query. Of a name with several addresses the verdict is Allowed if one of them is. An
+// errs.ErrInvalid is a malformed query, an errs.ErrNotFound a name without addresses.
+func (t Trace) Decide(ctx context.Context, q Query) (Decision, error) {
+	if q.Protocol = strings.ToLower(q.Protocol); q.Protocol == "" {
+		return Decision{}, fmt.Errorf("protocol: is empty: %w", errs.ErrInvalid)
 	}
-	if len(validation.IsDNS1123Subdomain(strings.ToLower(strings.TrimSuffix(destination, ".")))) > 0 {
-		return Decision{}, fmt.Errorf("%q is neither an IP address nor a domain name: %w", destination, errs.ErrInvalid)
+	if a, err := netip.ParseAddr(q.Destination); err == nil {
+		return t.address(a, q), nil
 	}
-	return t.name(ctx, destination)
+	if len(validation.IsDNS1123Subdomain(strings.ToLower(strings.TrimSuffix(q.Destination, ".")))) > 0 {
+		return Decision{}, fmt.Errorf("destination: %q is neither an IP address nor a domain name: %w", q.Destination, errs.ErrInvalid)
+	}
+	return t.name(ctx, q)
 }
 
-func (t Trace) address(a netip.Addr) Decision {
-	return Decide(t.Host, t.Policy, t.Pins, Packet{Address: a, Port: t.Port, Protocol: t.Protocol})
+func (t Trace) address(a netip.Addr, q Query) Decision {
+	return Decide(t.Host, t.Policy, t.Pins, Packet{Address: a, Port: q.Port, Protocol: q.Protocol})
 }
 
-func (t Trace) name(ctx context.Context, name string) (Decision, error) {
-	d := DecideName(t.Policy, t.Pins, name)
+// internalName is the rule about a name that the resolver hides from sandboxes.
+const internalName = "Barchan's resolver tells sandboxes of no internal names (settings internalZones, reachable)"
+
+func (t Trace) name(ctx context.Context, q Query) (Decision, error) {
+	d := DecideName(t.Policy, t.Pins, q.Destination)
 	if d.Verdict != Allowed || t.Policy.UsesResolver() {
 		return d, nil
 	}
-	addrs, err := t.Lookup(ctx, name)
+	addrs, err := t.Lookup(ctx, q.Destination)
+	if errors.Is(err, errs.ErrForbidden) {
+		return Decision{Verdict: Refused, Rule: internalName, Source: SourceHost}, nil
+	}
 	if err != nil {
 		return Decision{}, err
 	}
 	var words []string
 	d = Decision{}
 	for _, a := range addrs {
-		one := t.address(a)
+		one := t.address(a, q)
 		words = append(words, fmt.Sprintf("%s %s: %s", a, one.Verdict, one.Rule))
-		if one.Verdict == Allowed || d.Verdict == "" {
-			d.Verdict = one.Verdict
+		if d.Verdict == "" || one.Verdict == Allowed && d.Verdict != Allowed {
+			d = one
 		}
 	}
 	d.Rule = strings.Join(words, "; ")

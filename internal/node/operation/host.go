@@ -91,7 +91,9 @@ func NewHost(cfg HostConfig) *Host {
 func (h *Host) Close() { h.Agents.Close() }
 
 // Operation returns an operation on the sandbox of a row, which it changes.
-func (h *Host) Operation(r *journal.Row) *Operation { return &Operation{host: h, Row: r} }
+func (h *Host) Operation(r *journal.Row) *Operation {
+	return &Operation{host: h, Row: r, timing: &timing{began: time.Now()}}
+}
 
 // AgentOf returns a client of the agent at an address.
 func (h *Host) AgentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {

@@ -70,6 +70,7 @@ type Operation struct {
 	resolved *references.Values
 	rootfs   ctrd.Rootfs
 	console  *oci.Console
+	timing   *timing // nil for containers besides the first
 }
 
 // step is one change of the host. Both functions may be repeated, and undo works whether do was never called,
@@ -175,6 +176,7 @@ func (w *Operation) doOne(ctx context.Context, s step) error {
 		return fmt.Errorf("step %s: %w", s.name, err)
 	}
 	w.host.cfg.ObserveStep(string(w.Row.Plan.Class), s.name, time.Since(began))
+	w.Record(s.name, began)
 	return w.After(s.name)
 }
 
@@ -276,7 +278,7 @@ func (w *Operation) attach(ctx context.Context) error {
 	if _, err := w.host.cfg.Network.Attach(ctx, w.Endpoint()); err != nil {
 		return errs.Retryable(err)
 	}
-	return w.host.ApplyEgress(ctx, w.Row) // before any of its processes can run
+	return w.Timed("firewall", func() error { return w.host.ApplyEgress(ctx, w.Row) }) // before any of its processes can run
 }
 
 func (w *Operation) detach(ctx context.Context) error {
@@ -298,7 +300,7 @@ func (w *Operation) removeSnapshot(ctx context.Context) error {
 
 func (w *Operation) mount(ctx context.Context) (err error) {
 	dir, disks := w.Path("rootfs"), w.host.Disks(w.Row)
-	if err := disks.Mount(ctx); err != nil {
+	if err := w.Timed("disk", func() error { return disks.Mount(ctx) }); err != nil {
 		return err
 	}
 	if w.rootfs, err = w.rootfs.Over(disks.Writes(w.part)); err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/keyedlock"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -74,6 +75,17 @@ func (u *Handle) Update(change func(*sandbox.Observed)) bool {
 	before := u.seen
 	change(&u.seen)
 	return before != u.seen
+}
+
+// Finished shows an operation that has succeeded.
+func (u *Handle) Finished(op agents.OperationStatus) {
+	u.Update(func(o *sandbox.Observed) {
+		var all sandbox.Operations
+		if o.Operations != nil {
+			all = *o.Operations
+		}
+		o.Operations = new(all.With(op))
+	})
 }
 
 // DiskUse returns the last measured use of disk.

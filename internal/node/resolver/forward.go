@@ -90,13 +90,13 @@ func reply(q, a *dns.Msg) *dns.Msg {
 	return out
 }
 
-// Lookup resolves the addresses of a name, internal names included. None is an
-// errs.ErrNotFound.
+// Lookup resolves the addresses of a name, as for a sandbox. None is an errs.ErrNotFound, an internal name an
+// errs.ErrForbidden.
 func (r *Resolver) Lookup(ctx context.Context, name string) (addrs []netip.Addr, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.questionTime)
 	defer cancel()
 	for _, kind := range []uint16{dns.TypeA, dns.TypeAAAA} {
-		a, err := r.forward(ctx, new(dns.Msg).SetQuestion(dns.Fqdn(name), kind))
+		a, err := r.forwardPublic(ctx, new(dns.Msg).SetQuestion(dns.Fqdn(name), kind))
 		if err != nil {
 			return nil, err
 		}

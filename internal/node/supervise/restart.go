@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -189,6 +190,7 @@ func (s *Supervisor) restartNow(ctx context.Context, u *registry.Handle, r *jour
 		return false
 	}
 	s.SetRunning(u, w.Row)
+	u.Finished(w.Status(agents.OperationRestart))
 	s.cfg.Changes.Mark(u.Ref)
 	return true
 }

@@ -164,7 +164,7 @@ func (s *Supervisor) Appears(u *registry.Handle, r *journal.Row) {
 		*o = sandbox.Observed{
 			State: sandbox.ContainerRunning, Address: r.Address, Node: s.cfg.Name, Runtime: string(r.Plan.Class),
 			Image: r.Digest, StartedAt: r.StartedAt, Probed: r.Ready || !r.Plan.Probed(),
-			Sidecars: startedSidecars(r),
+			Sidecars: startedSidecars(r), Operations: o.Operations,
 		}
 		if !o.Probed {
 			o.Message = "its probes have not succeeded yet"

@@ -33,6 +33,9 @@ func (p *Suspender) suspendToFiles(ctx context.Context, u *registry.Handle, r *j
 	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	err := p.Release(whole, w, u)
+	if err == nil {
+		u.Finished(w.Status(agents.OperationSuspend))
+	}
 	p.cfg.Changes.Mark(u.Ref) // also after a failure, which is retried later
 	if err != nil {
 		return err
@@ -47,7 +50,7 @@ func (p *Suspender) decide(w *operation.Operation, u *registry.Handle, mode agen
 	changed := *w.Row
 	changed.Kept, changed.Memory, changed.Ready = mode, nil, false
 	changed.Process = lifecycle.Process{} // the watch must not report the end of the container
-	if err := p.cfg.Registry.Note(u, &changed, journal.Storing); err != nil {
+	if err := p.note(w, u, &changed, journal.Storing); err != nil {
 		return err
 	}
 	u.SetWatch(nil)
@@ -61,7 +64,9 @@ func (p *Suspender) decide(w *operation.Operation, u *registry.Handle, mode agen
 func (p *Suspender) setStored(u *registry.Handle, r *journal.Row) {
 	u.Update(func(o *sandbox.Observed) {
 		if r.KeepsClaims() {
+			done := o.Operations
 			*o = p.cfg.Absent()
+			o.Operations = done
 		} else {
 			o.State, o.Address = sandbox.ContainerPaused, r.Address
 		}

@@ -32,14 +32,14 @@ func (p *Suspender) wake(ctx context.Context, u *registry.Handle, r *journal.Row
 	if err := p.selectRestoreSource(ctx, w, u, filesOnly); err != nil {
 		return err
 	}
-	err := p.cfg.Registry.Note(u, w.Row, journal.Waking)
+	err := p.note(w, u, w.Row, journal.Waking)
 	if err == nil {
 		err = w.BringUp(ctx)
 	}
 	awake := *w.Row
 	awake.Memory, awake.Kept, awake.PausedAt, awake.Ready = nil, "", time.Time{}, false
 	if err == nil {
-		err = p.cfg.Registry.Note(u, &awake, journal.Live)
+		err = p.note(w, u, &awake, journal.Live)
 	}
 	if err == nil {
 		err = w.After("running")
@@ -51,6 +51,7 @@ func (p *Suspender) wake(ctx context.Context, u *registry.Handle, r *journal.Row
 		return p.rollBackResume(ctx, u, w, err)
 	}
 	p.cfg.SetRunning(u, &awake)
+	u.Finished(w.Status(agents.OperationResume))
 	if w.Row.KeepsMemory() {
 		p.forgetMemory(u)
 	}

@@ -110,6 +110,7 @@ func (p *Suspender) storeMemory(ctx context.Context, w *operation.Operation, u *
 			return errors.Join(err, w.RemoveMemory(context.WithoutCancel(ctx)))
 		}
 		u.Update(func(o *sandbox.Observed) { setKept(o, w.Row) })
+		u.Finished(w.Status(agents.OperationStore))
 		p.cfg.Changes.Mark(u.Ref)
 		if err := w.After("keep"); err != nil {
 			return err
@@ -128,7 +129,7 @@ func (p *Suspender) save(ctx context.Context, w *operation.Operation, u *registr
 	w.Row.Memory.Exit = u.Observed().EntrypointExit
 	changed := *w.Row
 	changed.Process = lifecycle.Process{} // the watch must not report the end of the container
-	if err := p.cfg.Registry.Note(u, &changed, journal.Storing); err != nil {
+	if err := p.note(w, u, &changed, journal.Storing); err != nil {
 		w.Row.Memory = nil
 		return err
 	}

@@ -95,7 +95,7 @@ func (p *Suspender) Suspend(ctx context.Context, u *registry.Handle, r *journal.
 	case r.Stage != journal.Live && r.Stage != journal.Pausing:
 		return fmt.Errorf("it is %s: %w", r.Stage, errs.ErrConflict)
 	}
-	return p.freezeOrThaw(ctx, u, r, journal.Pausing, p.freeze)
+	return p.freezeOrThaw(ctx, u, r, transition{journal.Pausing, agents.OperationSuspend, p.freeze})
 }
 
 // Resume continues a paused sandbox; see node.Node.Resume.
@@ -108,34 +108,48 @@ func (p *Suspender) Resume(ctx context.Context, u *registry.Handle, r *journal.R
 	case r.Stage != journal.Paused && r.Stage != journal.Resuming:
 		return fmt.Errorf("it is %s: %w", r.Stage, errs.ErrConflict)
 	}
-	return p.freezeOrThaw(ctx, u, r, journal.Resuming, p.thaw)
+	return p.freezeOrThaw(ctx, u, r, transition{journal.Resuming, agents.OperationResume, p.thaw})
+}
+
+// transition is a freeze or a thaw: the stage that announces it, and what changes a copy of the row.
+type transition struct {
+	by journal.Stage
+	op agents.OperationType
+	do func(context.Context, *oci.Runtime, *registry.Handle, *operation.Operation) error
 }
 
 // freezeOrThaw writes a stage to the journal and then carries it out. After a failure it reads the state from the runtime.
-func (p *Suspender) freezeOrThaw(ctx context.Context, u *registry.Handle, r *journal.Row, by journal.Stage, do func(context.Context, *oci.Runtime, *registry.Handle, *journal.Row) error) error {
+func (p *Suspender) freezeOrThaw(ctx context.Context, u *registry.Handle, r *journal.Row, t transition) error {
 	runtime, err := p.cfg.Runtimes.Driving(r.Plan.Class, r.Build)
 	if err != nil {
 		return operation.OrFiles(err)
 	}
-	changed := *r
-	if err := p.cfg.Registry.Note(u, &changed, by); err != nil {
+	w := p.cfg.Host.Operation(new(*r))
+	if err := p.note(w, u, w.Row, t.by); err != nil {
 		return err
 	}
-	if err := do(ctx, runtime, u, &changed); err != nil {
-		p.Settle(context.WithoutCancel(ctx), u, &changed)
+	if err := t.do(ctx, runtime, u, w); err != nil {
+		p.Settle(context.WithoutCancel(ctx), u, w.Row)
 		return err
 	}
+	u.Finished(w.Status(t.op))
 	return nil
 }
 
+// note writes a row to the journal, as a step of an operation.
+func (p *Suspender) note(w *operation.Operation, u *registry.Handle, r *journal.Row, stage journal.Stage) error {
+	return w.Timed("journal", func() error { return p.cfg.Registry.Note(u, r, stage) })
+}
+
 // freeze pauses the processes of a sandbox.
-func (p *Suspender) freeze(ctx context.Context, runtime *oci.Runtime, u *registry.Handle, r *journal.Row) error {
-	if err := runtime.Pause(ctx, string(u.ID)); err != nil {
+func (p *Suspender) freeze(ctx context.Context, runtime *oci.Runtime, u *registry.Handle, w *operation.Operation) error {
+	if err := w.Timed("freeze", func() error { return runtime.Pause(ctx, string(u.ID)) }); err != nil {
 		return errs.Retryable(err)
 	}
 	failpoint.Reach("node/frozen")
+	r := w.Row
 	r.PausedAt = time.Now()
-	if err := p.cfg.Registry.Note(u, r, journal.Paused); err != nil {
+	if err := p.note(w, u, r, journal.Paused); err != nil {
 		return err
 	}
 	p.SetPaused(u, r)
@@ -143,14 +157,15 @@ func (p *Suspender) freeze(ctx context.Context, runtime *oci.Runtime, u *registr
 }
 
 // thaw resumes frozen processes.
-func (p *Suspender) thaw(ctx context.Context, runtime *oci.Runtime, u *registry.Handle, r *journal.Row) error {
-	if err := runtime.Resume(ctx, string(u.ID)); err != nil {
+func (p *Suspender) thaw(ctx context.Context, runtime *oci.Runtime, u *registry.Handle, w *operation.Operation) error {
+	if err := w.Timed("thaw", func() error { return runtime.Resume(ctx, string(u.ID)) }); err != nil {
 		return errs.Retryable(err)
 	}
 	failpoint.Reach("node/thawed")
 	u.SetStore(nil)
+	r := w.Row
 	r.StartedAt, r.PausedAt = time.Now(), time.Time{}
-	if err := p.cfg.Registry.Note(u, r, journal.Live); err != nil {
+	if err := p.note(w, u, r, journal.Live); err != nil {
 		return err
 	}
 	u.Update(func(o *sandbox.Observed) {
@@ -164,7 +179,8 @@ func (p *Suspender) thaw(ctx context.Context, runtime *oci.Runtime, u *registry.
 		return err
 	}
 	now := time.Now()
-	if err := agent.Init(ctx, envd.InitRequest{Timestamp: &now}); err != nil && !errors.Is(err, context.Canceled) {
+	err = w.Timed("agent", func() error { return agent.Init(ctx, envd.InitRequest{Timestamp: &now}) })
+	if err != nil && !errors.Is(err, context.Canceled) {
 		p.cfg.Log.WarnContext(ctx, "agent clock not set after a resume", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 	return nil

@@ -82,7 +82,7 @@ func ShowCommand(a *app.App) *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
 		Use:   "show SANDBOX",
 		Short: "Show one sandbox",
-		Long:  "Show one sandbox: what a running one uses, and whether the memory of a paused one is in RAM or on Disk.",
+		Long:  "Show one sandbox: what a running one uses, whether the memory of a paused one is in RAM or on Disk, and how long each step of its start took.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.WithServer(cmd.Context(), func(t *app.Server) error {
 				return show(cmd.Context(), a, t, args[0])
@@ -123,14 +123,35 @@ func show(ctx context.Context, a *app.App, t *app.Server, text string) error {
 		line("Allow out", strings.Join(d.Network.AllowOut, " "))
 		line("Deny out", strings.Join(d.Network.DenyOut, " "))
 	}
-	if d.State != client.StateRunning {
-		return nil
+	if d.State == client.StateRunning {
+		showUse(ctx, a, t, d.SandboxID)
 	}
-	metrics, err := t.REST.Metrics(ctx, d.SandboxID)
+	showOperations(a, d.Operations)
+	return nil
+}
+
+// showOperations prints the steps of operations as a table.
+func showOperations(a *app.App, all []client.Operation) {
+	if len(all) == 0 {
+		return
+	}
+	tab := terminal.NewTable("OPERATION", "AT", "STEP", "AFTER", "TOOK")
+	for _, op := range all {
+		tab.Add(op.Operation, op.StartedAt.Local().Format("2006-01-02 15:04:05"), "", "", fmt.Sprintf("%d ms", op.Milliseconds))
+		for _, s := range op.Steps {
+			tab.Add("", "", s.Name, fmt.Sprintf("%d ms", s.After), fmt.Sprintf("%d ms", s.Milliseconds))
+		}
+	}
+	fmt.Fprintln(a.Stdout)
+	tab.Write(a.Stdout)
+}
+
+// showUse prints what a running sandbox uses.
+func showUse(ctx context.Context, a *app.App, t *app.Server, id string) {
+	metrics, err := t.REST.Metrics(ctx, id)
 	if err != nil || len(metrics) == 0 {
-		return nil //nolint:nilerr // usage is an extra; the sandbox may have ended meanwhile
+		return // usage is an extra; the sandbox may have ended meanwhile
 	}
 	m := metrics[len(metrics)-1]
-	line("Uses", fmt.Sprintf("%.0f%% CPU, %s memory, %s disk", m.CPUUsedPct, terminal.Size(int64(m.MemUsed)), terminal.Size(int64(m.DiskUsed))))
-	return nil
+	a.Field(12, "Uses", fmt.Sprintf("%.0f%% CPU, %s memory, %s disk", m.CPUUsedPct, terminal.Size(int64(m.MemUsed)), terminal.Size(int64(m.DiskUsed))))
 }

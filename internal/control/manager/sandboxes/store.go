@@ -97,6 +97,8 @@ type Store struct {
 	MaxTimeout, MoveTimeout, SettleTimeout time.Duration
 	// DiskUsed returns how many bytes a sandbox has written. Nil, as in a replica: metrics have 0.
 	DiskUsed func(ctx context.Context, ref sandbox.Ref) (int64, error)
+	// TraceEgress returns the node's decision about a sandbox's traffic. Nil, as in a replica: there is none.
+	TraceEgress func(ctx context.Context, id sandbox.ID, q EgressQuery) (EgressDecision, error)
 }
 
 // NotFound is the error for a sandbox that does not exist for a tenant.

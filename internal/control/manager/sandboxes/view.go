@@ -51,6 +51,8 @@ type Sandbox struct {
 	MemorySize int64
 	// Containers are those besides the first.
 	Containers []agents.ContainerStatus
+	// Operations are the last ones of the node of each type, oldest first.
+	Operations []agents.OperationStatus
 	StartedAt  time.Time
 	// EndAt is Never for an unbounded one; for a paused one, when it was paused.
 	EndAt    time.Time
@@ -85,7 +87,7 @@ func (st *Store) View(s *agents.Sandbox) Sandbox {
 	}
 	v.State = stateOf(v.Phase)
 	if b := s.Status.Barchan; b != nil {
-		v.Containers = b.Containers
+		v.Containers, v.Operations = b.Containers, b.Operations
 		if v.State == StatePaused {
 			v.Memory = b.Memory
 			if b.MemorySize != nil {

@@ -54,7 +54,25 @@ function Overview({ id, row, data, running }) {
     </div>`;
 }
 
-const words = { watch: 'seen by the watch, to the millisecond', object: 'written with the change', event: 'recorded by a controller', condition: 'to the second' };
+const words = { watch: 'seen by the watch, to the millisecond', object: 'written with the change', event: 'recorded by a controller', condition: 'to the second', node: 'measured by the node' };
+
+const stepNames = {
+  image: 'find or pull image', journal: 'write journal', address: 'take address', network: 'network namespace', firewall: 'firewall', snapshot: 'copy of the image', disk: 'make disk', mount: 'mount root', verify: 'verify memory',
+  bundle: 'write configuration', record: 'container record', init: 'init containers', start: 'start gVisor', restore: 'restore gVisor', agent: 'agent answers', sidecars: 'other containers', warmup: 'warm-up', hold: 'hold address',
+  freeze: 'freeze', thaw: 'thaw', checkpoint: 'write memory', sync: 'sync files', flush: 'flush to disk', stop: 'stop container', unmount: 'unmount', detach: 'remove network', bind_config: 'write variables', bind_agent: 'send variables',
+};
+
+/** The steps of an operation of the node, as bars over its time; the numbers are beside them. */
+function Steps({ what, took, steps }) {
+  const whole = Math.max(1, took, ...steps.map((s) => s.after + s.milliseconds));
+  const percent = (n) => (100 * n / whole).toFixed(2) + '%';
+  return html`<table class="steps"><caption class="sr">Steps of ${what}</caption>
+    <thead class="sr"><tr><th scope="col">Step</th><th scope="col">Began after</th><th scope="col">Took</th></tr></thead><tbody>
+    ${steps.map((s, i) => html`<tr key=${i}><th scope="row">${stepNames[s.name] ?? s.name.replaceAll('_', ' ')}</th>
+      <td class="track"><span class="sr">${s.after} ms</span><span class="span" aria-hidden="true" style=${{ left: percent(s.after), width: percent(s.milliseconds) }}></span></td>
+      <td class="num">${millis(s.milliseconds)}</td></tr>`)}
+    </tbody></table>`;
+}
 
 function Timeline({ data, row }) {
   const now = useNow(1000);
@@ -68,7 +86,7 @@ function Timeline({ data, row }) {
       return html`<li key=${m.at + m.what} class=${m.bad ? 'bad' : ''} title=${words[m.source] ?? ''}>
         <span class="after">${i ? '+' + millis(Math.max(0, step)) : clock(at)}${i > 0 && html`<small>${millis(Math.max(0, at - start))}</small>`}</span>
         <span class="dot" aria-hidden="true"></span>
-        <span><span class="what">${m.what}</span>${m.source === 'condition' && html` <span class="muted">≈</span>`}${m.detail && html`<span class="detail"><br />${m.detail}</span>`}</span>
+        <span><span class="what">${m.what}</span>${m.source === 'condition' && html` <span class="muted">≈</span>`}${m.detail && html`<span class="detail"><br />${m.detail}</span>`}${m.source === 'node' && html` <span class="muted">took ${millis(m.took ?? 0)}</span>${m.steps?.length > 0 && html`<${Steps} what=${m.what} took=${m.took ?? 0} steps=${m.steps} />`}`}</span>
       </li>`;
     })}
     <li class="now"><span class="after">${span(Math.max(0, now - start))}</span><span class="dot" aria-hidden="true"></span><span><span class="what">Now</span> <span class="detail">${row.phase.toLowerCase()}</span></span></li>
@@ -365,6 +383,33 @@ function Ports({ id, running, data, row }) {
 
 // Network.
 
+const sources = { sandbox: 'the sandbox’s own network settings', template: 'the networkPolicy of its template', host: 'the operator’s rules for all sandboxes' };
+
+/** Asks the node about one destination. */
+function Decides({ id }) {
+  const [form, setForm] = useState({ to: '', port: '443', protocol: 'tcp' });
+  const [state, setState] = useState({ busy: false, error: null, answer: null });
+  const set = (name) => (e) => setForm({ ...form, [name]: e.target.value });
+  const ask = async (e) => {
+    e.preventDefault();
+    setState({ busy: true, error: null, answer: null });
+    try {
+      const q = new URLSearchParams({ destination: form.to.trim(), port: form.port, protocol: form.protocol });
+      setState({ busy: false, error: null, answer: await get(`rest/sandboxes/${id}/network/trace?${q}`) });
+    } catch (e) { setState({ busy: false, error: e, answer: null }); }
+  };
+  const { answer: a } = state;
+  return html`<form class="form decides" onSubmit=${ask} aria-label="Which rule decides?"><h2>Which rule decides?</h2>
+      <div class="fields">
+        <p><label for="trace-to">Address or name</label><input id="trace-to" required maxlength="253" autocomplete="off" spellcheck=${false} placeholder="example.org" value=${form.to} onInput=${set('to')} /></p>
+        <p><label for="trace-port">Port</label><input id="trace-port" type="number" required min="1" max="65535" value=${form.port} onInput=${set('port')} /></p>
+        <p><label for="trace-protocol">Protocol</label><select id="trace-protocol" value=${form.protocol} onChange=${set('protocol')}><option>tcp</option><option>udp</option><option>icmp</option></select></p>
+        <button disabled=${state.busy}>Ask</button>
+      </div>
+      <div role="status">${a && html`<p><b class=${a.verdict === 'refused' ? 'phase-dead' : 'phase-running'}>${a.verdict}</b> ${a.destination}, ${a.protocol} ${a.port}: <span class="rule">${a.rule}</span><br /><span class="muted">From ${sources[a.source] ?? a.source}. Nothing was sent.</span></p>`}</div>
+      ${state.error && html`<${Fault} error=${state.error} />`}</form>`;
+}
+
 function Network({ id, data, again, row }) {
   const [form, setForm] = useState(null);
   const [error, setError] = useState(null);
@@ -390,7 +435,7 @@ function Network({ id, data, again, row }) {
       ${rules.map(([to, verdict, why]) => html`<tr key=${to + verdict}><td class="mono">${to}</td><td><b class=${verdict === 'allowed' ? 'phase-running' : 'phase-dead'}>${verdict}</b></td><td class="muted">${why}</td></tr>`)}
       </tbody></table></div>
       ${data.networkPolicy && html`<p class="muted">The template’s network policy restricts it further: ${(data.networkPolicy.egress ?? []).length} egress rules; a packet leaves only where both allow it.</p>`}
-      <p class="muted">For one address or name: <code>barchan net trace ${id} example.org --port 443</code></p></section>
+      <${Decides} id=${id} /></section>
     <section class="panel" aria-label="Change the policy"><h2>Change it</h2>
       ${form ? html`<form class="form" onSubmit=${save}>
           <label class="check"><input type="checkbox" checked=${form.internet} onChange=${(e) => setForm({ ...form, internet: e.target.checked })} /> May reach public addresses</label><br />

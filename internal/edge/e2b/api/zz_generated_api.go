@@ -19,6 +19,48 @@ import (
 	"github.com/oapi-codegen/runtime"
 )
 
+// Defines values for EgressDecisionSource.
+const (
+	RuleOfHost     EgressDecisionSource = "host"
+	RuleOfSandbox  EgressDecisionSource = "sandbox"
+	RuleOfTemplate EgressDecisionSource = "template"
+)
+
+// Valid indicates whether the value is a known member of the EgressDecisionSource enum.
+func (e EgressDecisionSource) Valid() bool {
+	switch e {
+	case RuleOfHost:
+		return true
+	case RuleOfSandbox:
+		return true
+	case RuleOfTemplate:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for EgressDecisionVerdict.
+const (
+	EgressAllowed  EgressDecisionVerdict = "allowed"
+	EgressRefused  EgressDecisionVerdict = "refused"
+	EgressResolver EgressDecisionVerdict = "resolver"
+)
+
+// Valid indicates whether the value is a known member of the EgressDecisionVerdict enum.
+func (e EgressDecisionVerdict) Valid() bool {
+	switch e {
+	case EgressAllowed:
+		return true
+	case EgressRefused:
+		return true
+	case EgressResolver:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for KeyScope.
 const (
 	Admin  KeyScope = "admin"
@@ -269,6 +311,28 @@ type DeleteTags struct {
 	// Tags Any but default. Unknown ones are ignored.
 	Tags []string `json:"tags"`
 }
+
+// EgressDecision Ours.
+type EgressDecision struct {
+	Destination string `json:"destination"`
+	Port        int32  `json:"port"`
+	Protocol    string `json:"protocol"`
+
+	// Rule The rule that decides, in the words of its policy; of a name with several addresses that of each.
+	Rule string `json:"rule"`
+
+	// Source Whose rule it is: the sandbox's own network settings, the networkPolicy of its template, or the operator's rules for all sandboxes.
+	Source EgressDecisionSource `json:"source"`
+
+	// Verdict resolver: Barchan's own resolver receives it, wherever it is sent. Of a name with several addresses allowed, if one of them is.
+	Verdict EgressDecisionVerdict `json:"verdict"`
+}
+
+// EgressDecisionSource Whose rule it is: the sandbox's own network settings, the networkPolicy of its template, or the operator's rules for all sandboxes.
+type EgressDecisionSource string
+
+// EgressDecisionVerdict resolver: Barchan's own resolver receives it, wherever it is sent. Of a name with several addresses allowed, if one of them is.
+type EgressDecisionVerdict string
 
 // Error defines model for Error.
 type Error struct {
@@ -542,13 +606,16 @@ type SandboxDetail struct {
 	Metadata    *StringMap `json:"metadata,omitempty"`
 
 	// Name Ours. The name of its object, unique within the team.
-	Name         *string        `json:"name,omitempty"`
-	Network      *Network       `json:"network,omitempty"`
-	SandboxID    string         `json:"sandboxID"`
-	StartedAt    time.Time      `json:"startedAt"`
-	State        SandboxState   `json:"state"`
-	TemplateID   string         `json:"templateID"`
-	VolumeMounts *[]VolumeMount `json:"volumeMounts,omitempty"`
+	Name    *string  `json:"name,omitempty"`
+	Network *Network `json:"network,omitempty"`
+
+	// Operations Ours. What the node did with the sandbox: the last operation of each type, oldest first.
+	Operations   *[]SandboxOperation `json:"operations,omitempty"`
+	SandboxID    string              `json:"sandboxID"`
+	StartedAt    time.Time           `json:"startedAt"`
+	State        SandboxState        `json:"state"`
+	TemplateID   string              `json:"templateID"`
+	VolumeMounts *[]VolumeMount      `json:"volumeMounts,omitempty"`
 }
 
 // SandboxDetailLifecycleOnTimeout defines model for SandboxDetail.Lifecycle.OnTimeout.
@@ -595,8 +662,29 @@ type SandboxMetric struct {
 	TimestampUnix int64     `json:"timestampUnix"`
 }
 
+// SandboxOperation Ours.
+type SandboxOperation struct {
+	// Milliseconds How long all of it took.
+	Milliseconds int64 `json:"milliseconds"`
+
+	// Operation Create, Restore, Restart, Resume, Suspend, Store or Bind.
+	Operation string    `json:"operation"`
+	StartedAt time.Time `json:"startedAt"`
+
+	// Steps At most 32, in the order in which they began. Some run at the same time, or are a part of another; those of less than half a millisecond are left out.
+	Steps []SandboxStep `json:"steps,omitempty"`
+}
+
 // SandboxState defines model for SandboxState.
 type SandboxState string
+
+// SandboxStep Ours.
+type SandboxStep struct {
+	// After Milliseconds from the start of the operation to that of the step.
+	After        int64  `json:"after"`
+	Milliseconds int64  `json:"milliseconds"`
+	Name         string `json:"name"`
+}
 
 // SandboxesWithMetrics defines model for SandboxesWithMetrics.
 type SandboxesWithMetrics struct {
@@ -1081,6 +1169,18 @@ type GetSandboxMetricsParams struct {
 	End *int64 `form:"end,omitempty" json:"end,omitempty"`
 }
 
+// TraceSandboxNetworkParams defines parameters for TraceSandboxNetwork.
+type TraceSandboxNetworkParams struct {
+	// Destination An IP address or a domain name.
+	Destination string `form:"destination" json:"destination"`
+
+	// Port From 1 to 65535. Default 443.
+	Port *int32 `form:"port,omitempty" json:"port,omitempty"`
+
+	// Protocol tcp, udp or another by its name. Default tcp.
+	Protocol *string `form:"protocol,omitempty" json:"protocol,omitempty"`
+}
+
 // PauseSandboxJSONBody defines parameters for PauseSandbox.
 type PauseSandboxJSONBody struct {
 	// Memory False keeps files only.
@@ -1461,6 +1561,9 @@ type ServerInterface interface {
 
 	// (PUT /sandboxes/{sandboxID}/network)
 	UpdateSandboxNetwork(w http.ResponseWriter, r *http.Request, sandboxID SandboxID)
+	// TraceSandboxNetwork Tells whether a sandbox may reach a destination, and which rule decides. Nothing is sent there; a name is resolved as the sandbox would. Our addition to the API.
+	// (GET /sandboxes/{sandboxID}/network/trace)
+	TraceSandboxNetwork(w http.ResponseWriter, r *http.Request, sandboxID SandboxID, params TraceSandboxNetworkParams)
 
 	// (POST /sandboxes/{sandboxID}/pause)
 	PauseSandbox(w http.ResponseWriter, r *http.Request, sandboxID SandboxID)
@@ -2359,6 +2462,74 @@ func (siw *ServerInterfaceWrapper) UpdateSandboxNetwork(w http.ResponseWriter, r
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.UpdateSandboxNetwork(w, r, sandboxID)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// TraceSandboxNetwork operation middleware
+func (siw *ServerInterfaceWrapper) TraceSandboxNetwork(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "sandboxID" -------------
+	var sandboxID SandboxID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "sandboxID", r.PathValue("sandboxID"), &sandboxID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "sandboxID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params TraceSandboxNetworkParams
+
+	// ------------- Required query parameter "destination" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "destination", r.URL.Query(), &params.Destination, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "destination"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "destination", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "port" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "port", r.URL.Query(), &params.Port, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "port"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "port", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "protocol" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "protocol", r.URL.Query(), &params.Protocol, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "protocol"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "protocol", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.TraceSandboxNetwork(w, r, sandboxID, params)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -4332,6 +4503,7 @@ func HandlerWithOptions(si ServerInterface, options StdHTTPServerOptions) http.H
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/snapshots", wrapper.ListSnapshots)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/sandboxes/{sandboxID}/fork", wrapper.ForkSandbox)
 	m.HandleFunc(http.MethodPut+" "+options.BaseURL+"/sandboxes/{sandboxID}/network", wrapper.UpdateSandboxNetwork)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/sandboxes/{sandboxID}/network/trace", wrapper.TraceSandboxNetwork)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/sandboxes/{sandboxID}/metrics", wrapper.GetSandboxMetrics)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/sandboxes/{sandboxID}/logs", wrapper.GetSandboxLogs)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v2/sandboxes/{sandboxID}/logs", wrapper.GetSandboxLogsV2)
@@ -5267,6 +5439,46 @@ type UpdateSandboxNetworkdefaultJSONResponse struct {
 }
 
 func (response UpdateSandboxNetworkdefaultJSONResponse) VisitUpdateSandboxNetworkResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type TraceSandboxNetworkRequestObject struct {
+	SandboxID SandboxID `json:"sandboxID"`
+	Params    TraceSandboxNetworkParams
+}
+
+type TraceSandboxNetworkResponseObject interface {
+	VisitTraceSandboxNetworkResponse(w http.ResponseWriter) error
+}
+
+type TraceSandboxNetwork200JSONResponse EgressDecision
+
+func (response TraceSandboxNetwork200JSONResponse) VisitTraceSandboxNetworkResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type TraceSandboxNetworkdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response TraceSandboxNetworkdefaultJSONResponse) VisitTraceSandboxNetworkResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -7100,6 +7312,9 @@ type StrictServerInterface interface {
 
 	// (PUT /sandboxes/{sandboxID}/network)
 	UpdateSandboxNetwork(ctx context.Context, request UpdateSandboxNetworkRequestObject) (UpdateSandboxNetworkResponseObject, error)
+	// TraceSandboxNetwork Tells whether a sandbox may reach a destination, and which rule decides. Nothing is sent there; a name is resolved as the sandbox would. Our addition to the API.
+	// (GET /sandboxes/{sandboxID}/network/trace)
+	TraceSandboxNetwork(ctx context.Context, request TraceSandboxNetworkRequestObject) (TraceSandboxNetworkResponseObject, error)
 
 	// (POST /sandboxes/{sandboxID}/pause)
 	PauseSandbox(ctx context.Context, request PauseSandboxRequestObject) (PauseSandboxResponseObject, error)
@@ -7927,6 +8142,33 @@ func (sh *strictHandler) UpdateSandboxNetwork(w http.ResponseWriter, r *http.Req
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(UpdateSandboxNetworkResponseObject); ok {
 		if err := validResponse.VisitUpdateSandboxNetworkResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// TraceSandboxNetwork operation middleware
+func (sh *strictHandler) TraceSandboxNetwork(w http.ResponseWriter, r *http.Request, sandboxID SandboxID, params TraceSandboxNetworkParams) {
+	var request TraceSandboxNetworkRequestObject
+
+	request.SandboxID = sandboxID
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.TraceSandboxNetwork(ctx, request.(TraceSandboxNetworkRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "TraceSandboxNetwork")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(TraceSandboxNetworkResponseObject); ok {
+		if err := validResponse.VisitTraceSandboxNetworkResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {

@@ -36,6 +36,25 @@ func (h *Handlers) ListSandboxMetrics(ctx context.Context, r api.ListSandboxMetr
 	return out, nil
 }
 
+// TraceSandboxNetwork is GET /sandboxes/{sandboxID}/network/trace.
+func (h *Handlers) TraceSandboxNetwork(ctx context.Context, r api.TraceSandboxNetworkRequestObject) (api.TraceSandboxNetworkResponseObject, error) {
+	q := sandboxes.EgressQuery{Destination: r.Params.Destination, Port: 443, Protocol: "tcp"}
+	if r.Params.Port != nil {
+		q.Port = *r.Params.Port
+	}
+	if r.Params.Protocol != nil {
+		q.Protocol = *r.Params.Protocol
+	}
+	d, err := h.Manager.Sandboxes.Egress(ctx, request.CallerOf(ctx).Namespace, r.SandboxID, q)
+	if err != nil {
+		return nil, err
+	}
+	return api.TraceSandboxNetwork200JSONResponse{
+		Destination: q.Destination, Port: q.Port, Protocol: q.Protocol,
+		Verdict: api.EgressDecisionVerdict(d.Verdict), Rule: d.Rule, Source: api.EgressDecisionSource(d.Source),
+	}, nil
+}
+
 // GetSandboxLogs is GET /sandboxes/{sandboxID}/logs.
 func (h *Handlers) GetSandboxLogs(ctx context.Context, r api.GetSandboxLogsRequestObject) (api.GetSandboxLogsResponseObject, error) {
 	limit, err := request.Limit(r.Params.Limit)

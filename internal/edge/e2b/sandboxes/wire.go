@@ -63,6 +63,9 @@ func (h *Handlers) detail(ctx context.Context, v sandboxes.Sandbox) api.SandboxD
 	if len(v.Containers) > 0 {
 		d.Containers = new(containersOf(v))
 	}
+	if len(v.Operations) > 0 {
+		d.Operations = new(operationsOf(v))
+	}
 	if !request.CallerOf(ctx).ReadOnly {
 		d.EnvdAccessToken = request.Optional(v.AgentToken)
 	}
@@ -82,6 +85,17 @@ func containersOf(v sandboxes.Sandbox) []api.SandboxContainer {
 	for i := range v.Containers {
 		c := &v.Containers[i]
 		all[i] = api.SandboxContainer{Name: c.Name, State: c.Reason(), Ready: c.Ready, RestartCount: c.RestartCount}
+	}
+	return all
+}
+
+func operationsOf(v sandboxes.Sandbox) []api.SandboxOperation {
+	all := make([]api.SandboxOperation, len(v.Operations))
+	for i, op := range v.Operations {
+		all[i] = api.SandboxOperation{Operation: string(op.Operation), StartedAt: op.StartedAt.UTC(), Milliseconds: op.Milliseconds}
+		for _, s := range op.Steps {
+			all[i].Steps = append(all[i].Steps, api.SandboxStep(s))
+		}
 	}
 	return all
 }

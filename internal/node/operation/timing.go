@@ -1,0 +1,60 @@
+package operation
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+)
+
+// timing has the times of an operation's steps. Those of containers besides the first are not recorded: they are part of the
+// sandbox's step. It is safe for concurrent use.
+type timing struct {
+	began time.Time
+
+	mu    sync.Mutex
+	steps []agents.StepStatus // +checklocks:mu
+}
+
+// Began sets the start of an operation before its first step. Default: when the Operation was made.
+func (w *Operation) Began(at time.Time) { w.timing.began = at }
+
+// Record records a step that ends now.
+func (w *Operation) Record(step string, began time.Time) {
+	took := time.Since(began).Round(time.Millisecond)
+	if w.timing == nil || took == 0 {
+		return
+	}
+	t := w.timing
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.steps) < agents.MaxOperationSteps {
+		t.steps = append(t.steps, agents.StepStatus{Name: step, After: max(0, began.Sub(t.began).Milliseconds()), Milliseconds: took.Milliseconds()})
+	}
+}
+
+// Timed does something, and records it as a step if it succeeds.
+func (w *Operation) Timed(step string, do func() error) error {
+	began := time.Now()
+	err := do()
+	if err == nil {
+		w.Record(step, began)
+	}
+	return err
+}
+
+// Status returns the operation as one that ends now.
+func (w *Operation) Status(op agents.OperationType) agents.OperationStatus {
+	t := w.timing
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	steps := slices.SortedStableFunc(slices.Values(t.steps), func(a, b agents.StepStatus) int { return cmp.Compare(a.After, b.After) })
+	return agents.OperationStatus{
+		Operation: op, StartedAt: metav1.NewMicroTime(t.began.Truncate(time.Microsecond)), // objects keep no more
+		Milliseconds: time.Since(t.began).Round(time.Millisecond).Milliseconds(), Steps: steps,
+	}
+}
