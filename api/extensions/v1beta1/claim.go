@@ -1,7 +1,12 @@
 package v1beta1
 
 import (
+	"fmt"
+	"strconv"
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
@@ -99,7 +104,34 @@ const (
 	ReasonSandboxMissing        = "SandboxMissing"
 	ReasonSandboxNotReady       = "SandboxNotReady"
 	ReasonClaimReconcilerFailed = "ReconcilerError"
+	// ReasonQueued and the two below are Barchan's additions. The claim waits in the queue for its namespace's quota; the message has its position.
+	ReasonQueued = "Queued"
+	// ReasonQueueTimeout is final until AnnotationQueueTimeout is raised or removed.
+	ReasonQueueTimeout = "QueueTimeout"
+	// ReasonQuotaExceeded is of a claim that does not queue. It is tried again.
+	ReasonQuotaExceeded = "QuotaExceeded"
 )
+
+// AnnotationQueueTimeout on a claim is for how many seconds from its creation it waits for its namespace's quota, in the order of the
+// requests: a whole number from 0, the default, to MaxQueueTimeout. An annotation, since typed clients of upstream can set one.
+const AnnotationQueueTimeout = "barchan.dev/queue-timeout"
+
+// MaxQueueTimeout is the longest wait for a quota.
+const MaxQueueTimeout = 24 * time.Hour
+
+// QueueTimeout returns how long a claim waits for its namespace's quota.
+func QueueTimeout(c *SandboxClaim) (time.Duration, *field.Error) {
+	text, given := c.Annotations[AnnotationQueueTimeout]
+	if !given {
+		return 0, nil
+	}
+	most := int64(MaxQueueTimeout / time.Second)
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 || n > most {
+		return 0, field.Invalid(field.NewPath("metadata", "annotations").Key(AnnotationQueueTimeout), text, fmt.Sprintf("must be a number of seconds from 0 to %d", most))
+	}
+	return time.Duration(n) * time.Second, nil
+}
 
 // SandboxClaim is a user's taking of one sandbox.
 // +kubebuilder:object:root=true

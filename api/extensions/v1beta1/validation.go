@@ -162,6 +162,9 @@ func ValidateClaim(c *SandboxClaim) (errs field.ErrorList) {
 			errs = append(errs, field.Invalid(at.Child("ttlSecondsAfterFinished"), *l.TTLSecondsAfterFinished, "must be 0 or more"))
 		}
 	}
+	if _, err := QueueTimeout(c); err != nil {
+		errs = append(errs, err)
+	}
 	for i, e := range c.Spec.Env {
 		if e.Name == "" {
 			errs = append(errs, field.Required(spec.Child("env").Index(i).Child("name"), ""))

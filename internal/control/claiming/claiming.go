@@ -165,8 +165,7 @@ func (x *Claim) Reserve(ctx context.Context) (err error) {
 	if x.hold != nil {
 		return nil
 	}
-	size := x.c.cfg.Quota.SizeOf(&x.template.Spec.PodTemplate.Spec)
-	x.hold, err = x.c.cfg.Quota.Hold(ctx, quota.Request{Namespace: x.namespace, Size: size})
+	x.hold, err = x.c.cfg.Quota.Hold(ctx, quota.Request{Namespace: x.namespace, Size: x.Size()})
 	return err
 }
 
@@ -176,11 +175,16 @@ func (x *Claim) Await(ctx context.Context, patience time.Duration) (err error) {
 	if x.hold != nil {
 		return nil
 	}
-	size := x.c.cfg.Quota.SizeOf(&x.template.Spec.PodTemplate.Spec)
-	x.hold, err = x.c.cfg.Quota.Await(ctx, quota.Request{Namespace: x.namespace, Size: size}, patience)
+	x.hold, err = x.c.cfg.Quota.Await(ctx, quota.Request{Namespace: x.namespace, Size: x.Size()}, patience)
 	x.fresh = false
 	return err
 }
+
+// Size returns what the sandbox will use, by the template as it was last read.
+func (x *Claim) Size() quota.Size { return x.c.cfg.Quota.SizeOf(&x.template.Spec.PodTemplate.Spec) }
+
+// Use gives the claim a reservation that its owner has got by a [quota.Waiter].
+func (x *Claim) Use(hold *quota.Reservation) { x.hold = hold }
 
 // Release returns the reserved quota: the claim has no sandbox, or has lost it.
 func (x *Claim) Release() {

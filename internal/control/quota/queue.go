@@ -18,43 +18,123 @@ const (
 	recheck = 5 * time.Second
 )
 
-// waiter is a request in the queue of a namespace.
-type waiter struct {
-	// first receives while the request is the first of its queue: once when it becomes that, and whenever use has fallen.
-	first chan struct{}
-	place *list.Element // guarded by Quotas.mu
+// Waiter is a request in the queue of a namespace. It is safe for concurrent use.
+type Waiter struct {
+	quotas    *Quotas
+	namespace string
+	since     int64 // Unix time, in seconds
+	wake      func()
+	place     *list.Element // guarded by Quotas.mu; nil after Leave
+}
+
+// Enqueue adds a request to the queue of a namespace, behind those with the same or an earlier second of since. wake is
+// called while the request is the first of its queue: once when it becomes that, and whenever use has fallen. It must not
+// block. The caller then calls Hold, and Leave in any case. An errs.ErrExhausted means that too many requests wait.
+func (q *Quotas) Enqueue(namespace string, since time.Time, wake func()) (*Waiter, error) {
+	q.mu.Lock()
+	defer q.unlock()
+	b := q.usageLocked(namespace)
+	if b.queue.Len() >= maxWaiting {
+		return nil, errs.Public(errs.ErrExhausted, fmt.Sprintf("queue of the namespace: %d requests wait already, and no more may", maxWaiting))
+	}
+	w := &Waiter{quotas: q, namespace: namespace, since: since.Unix(), wake: wake}
+	after := b.queue.Back()
+	for after != nil && waiterOf(after).since > w.since {
+		after = after.Prev()
+	}
+	if after != nil {
+		w.place = b.queue.InsertAfter(w, after)
+		return w, nil
+	}
+	w.place = b.queue.PushFront(w)
+	b.wakeFirst(q)
+	return w, nil
+}
+
+func waiterOf(e *list.Element) *Waiter { return e.Value.(*Waiter) } //nolint:forcetypeassert // the lists have nothing else
+
+// Hold is [Quotas.Hold] for the first request of a queue. For the others it is an errs.ErrExhausted. After a refusal, a
+// positive retry is when to call it again although wake is not called.
+func (w *Waiter) Hold(ctx context.Context, size Size) (r *Reservation, retry time.Duration, err error) {
+	r, err = w.quotas.hold(ctx, Request{Namespace: w.namespace, Size: size}, w)
+	switch {
+	case errors.Is(err, errRate):
+		return nil, rateRecheck, err
+	case errors.Is(err, errs.ErrExhausted) && !errors.Is(err, errNotFirst):
+		return nil, recheck, err
+	}
+	return r, 0, err
+}
+
+// Position returns the request's place in its queue, from 1, and the length of the queue; zeros after Leave.
+func (w *Waiter) Position() (position, of int) {
+	q := w.quotas
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for e := w.place; e != nil; e = e.Prev() {
+		position++
+	}
+	if position > 0 {
+		of = q.usageLocked(w.namespace).queue.Len()
+	}
+	return position, of
+}
+
+// Leave removes the request from its queue; the next one may be first now. It may be called more than once, and on nil.
+func (w *Waiter) Leave() {
+	if w == nil {
+		return
+	}
+	q := w.quotas
+	q.mu.Lock()
+	defer q.unlock()
+	if w.place == nil {
+		return
+	}
+	b := q.usageLocked(w.namespace)
+	first := b.queue.Front() == w.place
+	b.queue.Remove(w.place)
+	w.place = nil
+	if first {
+		b.wakeFirst(q)
+	}
+	b.deleteIfEmpty(q.namespaces, w.namespace)
 }
 
 // Await is Hold for a request that may wait until there is room, for at most patience. Requests of a namespace are
 // granted in the order of their calls; none overtakes one that needs more. Without room in time the error is an
 // errs.ErrExhausted with the reason and the request's position; an errs.ErrTimeout if ctx ended.
 func (q *Quotas) Await(ctx context.Context, req Request, patience time.Duration) (*Reservation, error) {
-	w, err := q.enqueue(req.Namespace)
+	first := make(chan struct{}, 1)
+	w, err := q.Enqueue(req.Namespace, time.Now(), func() {
+		select {
+		case first <- struct{}{}:
+		default: // it has not looked since the last time
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer q.leave(req.Namespace, w)
+	defer w.Leave()
 	expired := time.NewTimer(patience)
 	defer expired.Stop()
 	var again <-chan time.Time
 	for {
 		select {
-		case <-w.first:
+		case <-first:
 		case <-again:
 		case <-expired.C:
-			return nil, q.outOfPatience(ctx, req, w, patience)
+			return nil, w.Expired(ctx, req.Size, patience)
 		case <-ctx.Done():
 			return nil, fmt.Errorf("wait for the quota of namespace %s: %w: %w", req.Namespace, errs.ErrTimeout, ctx.Err())
 		}
-		r, err := q.hold(ctx, req, true)
+		r, retry, err := w.Hold(ctx, req.Size)
 		if !errors.Is(err, errs.ErrExhausted) {
 			return r, err
 		}
-		pause := recheck
-		if errors.Is(err, errRate) {
-			pause = rateRecheck
+		if again = nil; retry > 0 {
+			again = time.After(retry)
 		}
-		again = time.After(pause)
 	}
 }
 
@@ -68,57 +148,38 @@ func (q *Quotas) Waiting(namespace string) int {
 	return 0
 }
 
-func (q *Quotas) enqueue(namespace string) (*waiter, error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	b := q.usageLocked(namespace)
-	if b.queue.Len() >= maxWaiting {
-		return nil, errs.Public(errs.ErrExhausted, fmt.Sprintf("queue of the namespace: %d requests wait already, and no more may", maxWaiting))
-	}
-	w := &waiter{first: make(chan struct{}, 1)}
-	w.place = b.queue.PushBack(w)
-	if b.queue.Len() == 1 {
-		b.wakeFirst()
-	}
-	return w, nil
-}
-
-// leave removes a request from its queue; the next one may be first now.
-func (q *Quotas) leave(namespace string, w *waiter) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	b := q.usageLocked(namespace)
-	b.queue.Remove(w.place)
-	b.wakeFirst()
-	b.deleteIfEmpty(q.namespaces, namespace)
-}
-
-// wakeFirst has the first request of the queue try again. It does not block.
-func (b *namespaceUsage) wakeFirst() {
+// wakeFirst has unlock wake the first request of the queue.
+func (b *namespaceUsage) wakeFirst(q *Quotas) {
 	if front := b.queue.Front(); front != nil {
-		select {
-		case front.Value.(*waiter).first <- struct{}{}: //nolint:forcetypeassert // the list has nothing else
-		default: // it has not looked since the last time
-		}
+		q.woken = append(q.woken, waiterOf(front).wake)
 	}
 }
 
-// outOfPatience returns why a request was not granted in time.
-func (q *Quotas) outOfPatience(ctx context.Context, req Request, w *waiter, patience time.Duration) error {
-	limits, err := q.limits(ctx, req.Namespace)
+// unlock unlocks, and wakes the requests that may go on.
+//
+// +checklocksrelease:q.mu
+func (q *Quotas) unlock() {
+	woken := q.woken
+	q.woken = nil
+	q.mu.Unlock()
+	for _, wake := range woken {
+		wake()
+	}
+}
+
+// Expired returns the errs.ErrExhausted of a request that was not granted within patience: the reason and its position.
+func (w *Waiter) Expired(ctx context.Context, size Size, patience time.Duration) error {
+	q := w.quotas
+	limits, err := q.limits(ctx, w.namespace)
 	if err != nil {
 		return err
 	}
+	position, of := w.Position()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	b := q.usageLocked(req.Namespace)
-	position := 1
-	for e := b.queue.Front(); e != nil && e != w.place; e = e.Next() {
-		position++
-	}
 	reason := "room was free for a moment only"
-	if err := b.check(&limits, req.Size); err != nil {
+	if err := q.usageLocked(w.namespace).check(&limits, size); err != nil {
 		reason = errs.Text(err)
 	}
-	return errs.Public(errs.ErrExhausted, fmt.Sprintf("%s; waited %s in the queue, and was number %d of %d", reason, patience.Round(100*time.Millisecond), position, b.queue.Len()))
+	return errs.Public(errs.ErrExhausted, fmt.Sprintf("%s; waited %s in the queue, and was number %d of %d", reason, patience.Round(100*time.Millisecond), position, of))
 }

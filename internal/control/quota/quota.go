@@ -60,6 +60,7 @@ type Quotas struct {
 	logged     map[string]string          // the last logged annotation errors by namespace; +checklocks:mu
 	rates      map[string]*rate.Limiter   // of creates by namespace; +checklocks:mu
 	objects    map[counter]*objects       // +checklocks:mu
+	woken      []func()                   // what unlock calls; +checklocks:mu
 }
 
 // namespaceUsage is the use of one namespace; guarded by Quotas.mu.
@@ -70,7 +71,7 @@ type namespaceUsage struct {
 	sandboxes       map[string]entry
 	reservations    map[*Reservation]struct{}
 	bySandbox       map[string]*Reservation // reservations with a sandbox
-	queue           list.List               // of *waiter, in the order of their calls
+	queue           list.List               // of *Waiter, the oldest first
 }
 
 // entry is the counted use of one sandbox.
@@ -141,11 +142,14 @@ type Request struct {
 // A refusal is an errs.ErrExhausted whose public message names the quota, its value and the use. A new
 // sandbox is also refused while requests wait ([Quotas.Await]); the resume of a paused one is not.
 func (q *Quotas) Hold(ctx context.Context, req Request) (*Reservation, error) {
-	return q.hold(ctx, req, req.Paused)
+	return q.hold(ctx, req, nil)
 }
 
-// hold is Hold; first requests need not care for the queue.
-func (q *Quotas) hold(ctx context.Context, req Request, first bool) (*Reservation, error) {
+// errNotFirst is within the errs.ErrExhausted for a request that others in the queue come before.
+var errNotFirst = errors.New("others wait")
+
+// hold is Hold; w is the request's place in the queue, nil if it does not wait.
+func (q *Quotas) hold(ctx context.Context, req Request, w *Waiter) (*Reservation, error) {
 	limits, err := q.limits(ctx, req.Namespace)
 	if err != nil {
 		return nil, err
@@ -154,14 +158,19 @@ func (q *Quotas) hold(ctx context.Context, req Request, first bool) (*Reservatio
 		return nil, nil //nolint:nilnil // a nil Reservation is valid
 	}
 	q.mu.Lock()
-	defer q.mu.Unlock()
+	defer q.unlock()
 	b := q.usageLocked(req.Namespace)
 	b.dropExpired(time.Now())
+	front := b.queue.Front()
+	first := req.Paused || front == nil || w != nil && front == w.place
 	if err := b.check(&limits, req.Size); err != nil {
+		if !first {
+			err = fmt.Errorf("%w: %w", errNotFirst, err)
+		}
 		return nil, err
 	}
-	if waiting := b.queue.Len(); waiting > 0 && !first {
-		return nil, errs.Public(errs.ErrExhausted, fmt.Sprintf("queue of the namespace: %d requests wait for room", waiting))
+	if !first {
+		return nil, errs.Public(fmt.Errorf("%w: %w", errs.ErrExhausted, errNotFirst), fmt.Sprintf("queue of the namespace: %d requests wait for room", b.queue.Len()))
 	}
 	if !req.Paused {
 		if err := q.takeRateLocked(req.Namespace, limits.Creates); err != nil {
@@ -278,7 +287,7 @@ func (q *Quotas) Observe(older, newer *agents.Sandbox) {
 	}
 	now, counts := q.entry(newer)
 	q.mu.Lock()
-	defer q.mu.Unlock()
+	defer q.unlock()
 	b := q.usageLocked(s.Namespace)
 	if was, known := b.sandboxes[s.Name]; known {
 		if newer == nil && was.uid != string(s.UID) {
@@ -290,7 +299,7 @@ func (q *Quotas) Observe(older, newer *agents.Sandbox) {
 		b.total(was).add(was.size, -1)
 		b.stored -= was.stored
 		delete(b.sandboxes, s.Name)
-		b.wakeFirst()
+		b.wakeFirst(q)
 	}
 	if counts {
 		b.sandboxes[s.Name] = now
@@ -337,7 +346,7 @@ func (b *namespaceUsage) drop(r *Reservation) {
 		delete(b.bySandbox, r.sandbox)
 	}
 	b.reserved.add(r.size, -1)
-	b.wakeFirst()
+	b.wakeFirst(r.quotas)
 }
 
 // dropExpired ends reservations older than reservationTTL.

@@ -22,7 +22,7 @@ func (r *Reservation) For(name string) {
 	}
 	q := r.quotas
 	q.mu.Lock()
-	defer q.mu.Unlock()
+	defer q.unlock()
 	if r.released {
 		return
 	}
@@ -49,7 +49,7 @@ func (r *Reservation) Release() {
 	}
 	q := r.quotas
 	q.mu.Lock()
-	defer q.mu.Unlock()
+	defer q.unlock()
 	r.released = true
 	b := q.usageLocked(r.namespace)
 	b.drop(r)

@@ -314,6 +314,6 @@ func TestRenamedKeysAndAccessTokens(t *testing.T) {
 	}
 	f.want(204, nil, "DELETE", "/access-tokens/"+token.ID, "")
 	f.want(401, nil, "GET", "/teams", "", "X-API-Key", "", "Authorization", "Bearer "+token.Token)
-	f.want(501, nil, "GET", "/secrets", "")
-	f.want(501, nil, "GET", "/nodes", "")
+	f.want(403, nil, "GET", "/secrets", "")
+	f.want(403, nil, "GET", "/nodes/x", "")
 }

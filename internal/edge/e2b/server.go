@@ -90,7 +90,7 @@ type Server struct {
 	domain   string
 	maxBody  int64
 	mux      *http.ServeMux // generated routes
-	later    *http.ServeMux // E2B's routes that are not available
+	refused  *http.ServeMux // E2B's routes that no key may use
 	seconds  *prometheus.HistogramVec
 	audit    *auditlog.Log // nil: nothing is recorded
 }
@@ -106,7 +106,7 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{
 		Errors: request.Errors{Log: cfg.Log.With(telemetry.Component, "e2b")},
 		keys:   cfg.Manager.Keys, tokens: cfg.Tokens, domains: cfg.Domains, domain: cfg.Domain, maxBody: cmp.Or(cfg.MaxBody, defaultMaxBody), audit: cfg.Audit,
-		mux: http.NewServeMux(), later: laterRoutes(),
+		mux: http.NewServeMux(), refused: refusedRoutes(),
 		seconds: prometheus.NewHistogramVec(telemetry.DurationOpts("api", "request", "Time to answer a request of the E2B API."), []string{"route", "status"}),
 	}
 	if cfg.Metrics != nil {

@@ -56,6 +56,7 @@ type fixture struct {
 	namespace string
 	api       client.WithWatch // the test's own, past counter and hooks
 	cache     *cache.Cache
+	quotas    *quota.Quotas
 	events    *eventLog
 	writes    *counter
 	nodes     *node
@@ -88,6 +89,7 @@ func start(t *testing.T, cfg *Config, opt options) *fixture {
 	must(t, err)
 	quotas, err := quota.New(quota.Config{Reader: w.cache, Log: telemetry.Discard(), Defaults: opt.limits})
 	must(t, err)
+	w.quotas = quotas
 	p, err := picker.New(picker.Config{Writer: controlled})
 	must(t, err)
 	w.nodes = newNode(api)

@@ -6,6 +6,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
 // attempt is the progress of a claim without an assigned sandbox. Only the worker of the claim uses it.
@@ -17,9 +19,26 @@ type attempt struct {
 	// unsure reports that a write of unknown outcome may have given the claim a sandbox: the API server is
 	// read before another is taken.
 	unsure bool
+	// place is the claim's in the queue for the quota; nil if it is in none. granted reports that it has got the reservation
+	// hold, which is nil without limits.
+	place   *quota.Waiter
+	granted bool
+	hold    *quota.Reservation
+	// reported is the time of the last write of the claim's position.
+	reported time.Time
 	// bound is the sandbox whose agent has taken the claim's variables.
 	bound types.UID
 }
+
+// leaveQueue ends the claim's wait for the quota, and releases what it has got by it.
+func (a *attempt) leaveQueue() {
+	a.place.Leave()
+	a.hold.Release()
+	a.place, a.granted, a.hold = nil, false, nil
+}
+
+// spend leaves the reservation to the sandbox that was written with it.
+func (a *attempt) spend() { a.granted, a.hold = false, nil }
 
 // attemptCache keeps attempts until their claims have a sandbox.
 type attemptCache struct {
@@ -38,6 +57,9 @@ func (m *attemptCache) of(req reconcile.Request, claim types.UID) *attempt {
 	defer m.mu.Unlock()
 	a := m.attempts[req]
 	if a == nil || a.claim != claim {
+		if a != nil {
+			defer a.leaveQueue()
+		}
 		a = &attempt{claim: claim}
 		m.attempts[req] = a
 	}
@@ -50,6 +72,7 @@ func (m *attemptCache) forget(req reconcile.Request) (claim types.UID) {
 	defer m.mu.Unlock()
 	if a := m.attempts[req]; a != nil {
 		claim = a.claim
+		defer a.leaveQueue()
 	}
 	delete(m.attempts, req)
 	delete(m.over[req.Namespace], req)

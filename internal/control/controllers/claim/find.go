@@ -18,9 +18,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/picker"
 )
 
-// reasonQuota is the condition reason for an exceeded quota. Upstream has none.
-const reasonQuota = "QuotaExceeded"
-
 // find returns a sandbox to assign to the claim: one that it already owns, a member, or a cold start.
 // It returns nil while the claim waits.
 func (r *reconciler) find(ctx context.Context, w *work) (*agents.Sandbox, reconcile.Result, error) {
@@ -40,6 +37,9 @@ func (r *reconciler) find(ctx context.Context, w *work) (*agents.Sandbox, reconc
 		} else if err != nil {
 			return nil, reconcile.Result{}, err
 		}
+	}
+	if waits, result, err := r.queue(ctx, w); waits || err != nil {
+		return nil, result, err
 	}
 	if w.plan.cold != "" {
 		return r.start(ctx, w)
@@ -114,13 +114,14 @@ func (r *reconciler) pick(ctx context.Context, w *work) (*agents.Sandbox, reconc
 	switch {
 	case err == nil:
 		w.known.unsure = false
+		w.known.spend()
 		return s, reconcile.Result{}, nil
 	case errors.Is(err, picker.ErrNone):
 		return r.start(ctx, w)
 	case errors.Is(err, errs.ErrExhausted):
 		return r.overQuota(ctx, w, err)
 	}
-	w.op.Release()
+	w.release()
 	w.known.unsure = w.op.Wrote()
 	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrForbidden) {
 		return nil, reconcile.Result{}, unwritable("its sandbox cannot be written: "+errs.Text(err), err)
@@ -135,8 +136,9 @@ func (r *reconciler) pick(ctx context.Context, w *work) (*agents.Sandbox, reconc
 // and every quotaRetry, because the quota can change.
 func (r *reconciler) overQuota(ctx context.Context, w *work, cause error) (*agents.Sandbox, reconcile.Result, error) {
 	r.attempts.refused(w.req)
+	w.known.leaveQueue()
 	w.known.waits = time.Time{}
-	_, err := r.write(ctx, w, waiting(w.claim, reasonQuota, errs.Text(cause)))
+	_, err := r.write(ctx, w, waiting(w.claim, extensions.ReasonQuotaExceeded, errs.Text(cause)))
 	return nil, reconcile.Result{RequeueAfter: quotaRetry}, err
 }
 
@@ -146,9 +148,10 @@ func (r *reconciler) start(ctx context.Context, w *work) (*agents.Sandbox, recon
 	if err == nil {
 		failpoint.Reach("claimobject/made")
 		w.known.unsure = false
+		w.known.spend()
 		return nil, reconcile.Result{}, r.pend(ctx, w, w.plan.starts(s))
 	}
-	w.op.Release()
+	w.release()
 	switch {
 	case s == nil && errors.Is(err, errs.ErrExhausted):
 		return r.overQuota(ctx, w, err)

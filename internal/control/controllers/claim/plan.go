@@ -49,6 +49,9 @@ func refuse(reason string, errs field.ErrorList) *refusal {
 // newPlan validates a claim. late reports whether running sandboxes can take variables.
 func newPlan(c *extensions.SandboxClaim, p *extensions.SandboxWarmPool, t *extensions.SandboxTemplate, revision string, late bool) (*plan, *refusal) {
 	spec := field.NewPath("spec")
+	if _, err := extensions.QueueTimeout(c); err != nil { // a cluster's API server does not check it
+		return nil, refuse(extensions.ReasonInvalidMetadata, field.ErrorList{err})
+	}
 	if errs := checkMetadata(&c.Spec.AdditionalPodMetadata, &t.Spec.PodTemplate.ObjectMeta, spec.Child("additionalPodMetadata")); len(errs) > 0 {
 		return nil, refuse(extensions.ReasonInvalidMetadata, errs)
 	}

@@ -36,6 +36,8 @@ type reconciler struct {
 	named    *assumecache.Claims
 	attempts *attemptCache
 	slots    *poolSlots
+	// enqueue requests a reconcile. It is set before the first one.
+	enqueue func(reconcile.Request)
 }
 
 func newReconciler(cfg *Config) (*reconciler, error) {
@@ -95,13 +97,17 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 func (r *reconciler) step(ctx context.Context, w *work) (result reconcile.Result, err error) {
 	switch {
 	case w.claim.DeletionTimestamp != nil:
+		w.known.leaveQueue()
 		return reconcile.Result{}, nil // garbage collection deletes what it owns
 	case hasExpired(w.claim):
 		return reconcile.Result{}, r.removeOwned(ctx, w)
 	case isOver(w.claim):
+		w.known.leaveQueue()
 		return reconcile.Result{}, r.expire(ctx, w)
 	case w.claim.Status.Sandbox.Name != "":
 		err = r.mirror(ctx, w)
+	case queueTimedOut(w.claim):
+		err = r.removeOwned(ctx, w)
 	default:
 		result, err = r.take(ctx, w)
 	}
@@ -204,6 +210,7 @@ func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
 			return err
 		}
 	}
+	w.known.leaveQueue()
 	w.known.since, w.known.waits = time.Time{}, time.Time{}
 	if changed, err := r.write(ctx, w, waiting(w.claim, no.reason, no.message)); err != nil || !changed {
 		return err
@@ -234,6 +241,8 @@ func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) e
 	if err != nil {
 		return err
 	}
+	w.known.hold.For(s.Name) // after a write of unknown outcome
+	w.known.spend()
 	launch := s.Labels[agents.LabelLaunchType]
 	took := time.Since(w.known.since)
 	r.took.WithLabelValues(launch).Observe(took.Seconds())

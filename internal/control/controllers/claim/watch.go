@@ -8,6 +8,7 @@ import (
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -24,9 +25,11 @@ func (r *reconciler) sources(from crcache.Cache) []source.Source {
 	return []source.Source{
 		source.Func(func(_ context.Context, q controllers.Queue) error {
 			r.slots.start(q.Add)
+			r.enqueue = q.Add
 			return nil
 		}),
-		source.Kind(from, &extensions.SandboxClaim{}, &handler.TypedEnqueueRequestForObject[*extensions.SandboxClaim]{}, controllers.SpecChanges[*extensions.SandboxClaim]()),
+		source.Kind(from, &extensions.SandboxClaim{}, &handler.TypedEnqueueRequestForObject[*extensions.SandboxClaim]{},
+			predicate.Or(controllers.SpecChanges[*extensions.SandboxClaim](), predicate.TypedAnnotationChangedPredicate[*extensions.SandboxClaim]{})),
 		source.Kind(from, &extensions.SandboxWarmPool{}, handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, p *extensions.SandboxWarmPool) []reconcile.Request {
 			return r.pending(ctx, client.ObjectKeyFromObject(p))
 		}), controllers.SpecChanges[*extensions.SandboxWarmPool]()),

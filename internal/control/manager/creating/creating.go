@@ -97,7 +97,7 @@ type Request struct {
 }
 
 // MaxQueueTimeout is the longest QueueTimeout.
-const MaxQueueTimeout = 24 * time.Hour
+const MaxQueueTimeout = extensions.MaxQueueTimeout
 
 // Create returns a sandbox once it is ready: a warm member of a pool, else one that it starts, or one from a
 // snapshot. A sandbox that does not become ready is removed, and the error has the reason. A quota's refusal is an

@@ -7,8 +7,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 )
 
-// notYet has the messages for what Barchan lacks, by E2B's routes.
-var notYet = map[string][]string{
+// refused has the messages for what no API key may do here, by E2B's routes.
+var refused = map[string][]string{
 	pushedBuilds: {"POST /templates", "POST /templates/{id}", "POST /templates/{id}/builds/{rest...}"},
 	secrets:      {"/secrets", "/secrets/{rest...}"},
 	nodes:        {"/nodes", "/nodes/{rest...}"},
@@ -18,16 +18,17 @@ const (
 	pushedBuilds = "template builds whose image a Docker daemon pushes: not available, for this server is no registry; use `e2b template create`, or Template.build of the SDK"
 	// The value of E2B's secrets never enters a sandbox: its gateway for outgoing TLS puts it into requests.
 	secrets = "secrets: not available, for this server does not rewrite what sandboxes send, and a value that the sandbox could read would be no secret; use envs, or a Secret in the template"
-	nodes   = "nodes: not available over this API; the operator of the server reads them with barchan status, or kubectl get sandboxes"
+	nodes   = "nodes: not for API keys, which are a team's; the operator of the server reads them with barchan status, or kubectl get sandboxes"
 )
 
-// laterRoutes answers 501 there: a 404 would mean to the SDKs that the sandbox is gone.
-func laterRoutes() *http.ServeMux {
+// refusedRoutes answers 403, as upstream does to teams without secrets and to keys that are no operator's. A 404 would mean to the
+// SDKs that the sandbox is gone.
+func refusedRoutes() *http.ServeMux {
 	mux := http.NewServeMux()
-	for message, patterns := range notYet {
+	for message, patterns := range refused {
 		for _, pattern := range patterns {
 			mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) {
-				request.WriteError(w, http.StatusNotImplemented, message)
+				request.WriteError(w, http.StatusForbidden, message)
 			})
 		}
 	}
@@ -36,7 +37,7 @@ func laterRoutes() *http.ServeMux {
 
 // noRoute answers requests without a generated route.
 func (s *Server) noRoute(w http.ResponseWriter, r *http.Request) {
-	if h, pattern := s.later.Handler(r); pattern != "" {
+	if h, pattern := s.refused.Handler(r); pattern != "" {
 		h.ServeHTTP(w, r)
 		return
 	}
