@@ -118,7 +118,7 @@ type Config struct {
 	CheckSpace func(dir string, bytes int64) error
 	// Journalled gets the result of each write of the journal; nil: none.
 	Journalled func(error)
-	// ObserveStep gets the time of each step, by class; nil is fine.
+	// ObserveStep gets the time of each step, by class; nil: the metric of steps does.
 	ObserveStep func(class, step string, took time.Duration)
 	// OnRepair gets each difference between the address leases and the host, repaired or not; nil: none.
 	OnRepair func(ctx context.Context, r ipam.Repair)
@@ -156,11 +156,9 @@ type Node struct {
 	maker       *capture.Maker
 	recovery    *recovery.Recovery
 
-	// reconciler compares leases with the host; sweeps counts the scans for orphans, removals those that were removed.
-	reconciler       *ipam.Reconciler
-	sweeps, removals *prometheus.CounterVec
-	// oomKills counts killed processes, firewallLosses removals of rules by other programs.
-	oomKills, firewallLosses prometheus.Counter
+	*metrics
+	// reconciler compares leases with the host.
+	reconciler *ipam.Reconciler
 	// scanned reports whether the last scan of addresses in use was complete.
 	scanned atomic.Bool
 	// sweepEvery is how often Run sweeps; tests change it.
@@ -179,12 +177,18 @@ func New(cfg Config) (*Node, error) {
 	if err := complete(&cfg); err != nil {
 		return nil, err
 	}
+	m, err := newMetrics(cfg.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("node: %w", err)
+	}
+	if cfg.ObserveStep == nil {
+		cfg.ObserveStep = m.observeStep
+	}
 	n := &Node{
-		cfg: cfg, log: cfg.Log.With("component", "node"),
+		cfg: cfg, metrics: m, log: cfg.Log.With("component", "node"),
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: registry.NewTasks(), dirty: registry.NewChangeQueue(),
 		sweepEvery: sweepEvery,
 	}
-	var err error
 	if n.runtimes, err = programs.New(programs.Config{Dir: n.runtimesDir(), Runtimes: cfg.Runtimes, Log: n.log}); err != nil {
 		return nil, err
 	}
@@ -194,22 +198,6 @@ func New(cfg Config) (*Node, error) {
 	if n.network, err = netdev.New(cfg.Network); err != nil {
 		return nil, err
 	}
-	n.sweeps = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "sweeps_total",
-		Help: "Scans of the host for orphaned resources, by result.",
-	}, []string{"result"})
-	n.removals = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "leftovers_removed_total",
-		Help: "Orphaned resources that were removed from the host, by kind.",
-	}, []string{"kind"})
-	n.oomKills = prometheus.NewCounter(prometheus.CounterOpts{
-		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "oom_kills_total",
-		Help: "Processes of gVisor sandboxes that were killed because the sandbox had reached its memory limit.",
-	})
-	n.firewallLosses = prometheus.NewCounter(prometheus.CounterOpts{
-		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "firewall_losses_total",
-		Help: "How often another program removed rules that hold sandboxes back; they were restored.",
-	})
 	if err := n.open(); err != nil {
 		n.network.Close()
 		return nil, err
@@ -267,9 +255,6 @@ func setHooks(cfg *Config) {
 		if *hook == nil {
 			*hook = func(string) error { return nil }
 		}
-	}
-	if cfg.ObserveStep == nil {
-		cfg.ObserveStep = func(string, string, time.Duration) {}
 	}
 	if cfg.Event == nil {
 		cfg.Event = func(sandbox.Ref, string, string, string) {}
@@ -392,11 +377,6 @@ func (n *Node) mounting(volume types.NamespacedName) (names []string) {
 func (n *Node) Audit(ctx context.Context) ([]string, error) { return n.inventory.Audit(ctx) }
 
 func (n *Node) openReconciler() (err error) {
-	if n.cfg.Metrics != nil {
-		if err := errors.Join(n.cfg.Metrics.Register(n.sweeps), n.cfg.Metrics.Register(n.removals), n.cfg.Metrics.Register(n.oomKills), n.cfg.Metrics.Register(n.firewallLosses)); err != nil {
-			return fmt.Errorf("register the node's metrics: %w", err)
-		}
-	}
 	n.reconciler, err = ipam.NewReconciler(ipam.ReconcilerConfig{
 		Allocator: n.allocator, Live: func(ctx context.Context) ([]ipam.InUse, error) {
 			all, err := n.inventory.InUse(ctx)

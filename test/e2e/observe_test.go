@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -64,11 +65,6 @@ func startCollector(t *testing.T) (*traces, string) {
 func testObservability(t *testing.T, s *server, c *traces) {
 	id, _ := s.keep("base", "true")
 	t.Run("metrics", func(t *testing.T) {
-		page, err := os.ReadFile("../../docs/observability.md")
-		if err != nil {
-			t.Fatal(err)
-		}
-		documented := string(page)
 		var text string
 		for _, series := range []string{
 			`barchan_manager_operation_seconds_bucket{operation="claim",result="ok",le="0.00025"}`,
@@ -95,10 +91,8 @@ func testObservability(t *testing.T, s *server, c *traces) {
 			if strings.Contains(line, id) {
 				t.Errorf("a series per sandbox: %s", line)
 			}
-			if name, ok := strings.CutPrefix(line, "# HELP barchan_"); ok && !strings.Contains(documented, "`barchan_"+strings.Fields(name)[0]+"`") {
-				t.Errorf("docs/observability.md lacks barchan_%s", name)
-			}
 		}
+		checkDocumented(t, text, "server")
 	})
 	t.Run("what sandboxes use", func(t *testing.T) {
 		s := s.in(t)
@@ -223,6 +217,35 @@ func testObservability(t *testing.T, s *server, c *traces) {
 	})
 	t.Run("completion", func(t *testing.T) { testCompletion(t, s.in(t)) })
 	t.Run("kubectl explain and watch", func(t *testing.T) { testExplainAndWatch(t, s.in(t)) })
+}
+
+// checkDocumented compares the metrics of a process with docs/metrics.md: each is there, with its type, for the role.
+func checkDocumented(t *testing.T, metrics, role string) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]string{} // types
+	for _, section := range strings.Split(string(page), "\nRoles: ")[1:] {
+		roles, table, _ := strings.Cut(section, ".\n")
+		roles, _, _ = strings.Cut(roles, ";")
+		if !slices.Contains(strings.Split(roles, ", "), role) {
+			continue
+		}
+		for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+),").FindAllStringSubmatch(table, -1) {
+			documented[m[1]] = m[2]
+		}
+	}
+	found := 0
+	for _, m := range regexp.MustCompile(`(?m)^# TYPE (barchan_\w+) (\w+)$`).FindAllStringSubmatch(metrics, -1) {
+		if found++; documented[m[1]] != m[2] {
+			t.Errorf("docs/metrics.md has the type %q of %s for the role %s, the process says %s", documented[m[1]], m[1], role, m[2])
+		}
+	}
+	if found == 0 {
+		t.Errorf("the %s has no metrics:\n%s", role, metrics)
+	}
 }
 
 func testCompletion(t *testing.T, s *server) {

@@ -100,12 +100,10 @@ func Open(cfg Config) (*Log, error) {
 	cfg.MaxSize, cfg.MaxFiles = cmp.Or(cfg.MaxSize, defaultSize), cmp.Or(cfg.MaxFiles, defaultFiles)
 	l := &Log{
 		cfg: cfg, entries: make(chan Entry, waiting),
-		lost: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "barchan", Subsystem: "audit", Name: "lost_total", Help: "Entries of the audit log that the disk did not take."}),
+		lost: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "barchan", Subsystem: "audit", Name: "lost_total", Help: "Entries that are missing in the audit log because its disk was full, too slow or failed."}),
 	}
-	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(l.lost); err != nil {
-			return nil, fmt.Errorf("register the audit log's metrics: %w", err)
-		}
+	if err := telemetry.Register(cfg.Metrics, l.lost); err != nil {
+		return nil, fmt.Errorf("audit log: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(cfg.Path), 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of the audit log: %w", err)

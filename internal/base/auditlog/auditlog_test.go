@@ -122,7 +122,7 @@ func TestFullDisk(t *testing.T) {
 			l.Add(auditlog.Entry{Name: "lost"})
 		}
 	})
-	if err := testutil.GatherAndCompare(metrics, strings.NewReader("# HELP barchan_audit_lost_total Entries of the audit log that the disk did not take.\n# TYPE barchan_audit_lost_total counter\nbarchan_audit_lost_total 10000\n")); err != nil {
+	if err := testutil.GatherAndCompare(metrics, strings.NewReader("# HELP barchan_audit_lost_total Entries that are missing in the audit log because its disk was full, too slow or failed.\n# TYPE barchan_audit_lost_total counter\nbarchan_audit_lost_total 10000\n")); err != nil {
 		t.Error(err)
 	}
 }

@@ -59,7 +59,7 @@ var groups = []group{
 		{"docs/cli.md#settings", "Settings"},
 		{"docs/kinds.md", "Kinds"},
 		{"docs/rest.md", "REST API"},
-		{"docs/observability.md#metrics", "Metrics"},
+		{"docs/metrics.md", "Metrics"},
 		{"ARCHITECTURE.md", "Architecture"},
 		{"CONTRIBUTING.md", "Contributing"},
 		{"CHANGELOG.md", "Changelog"},

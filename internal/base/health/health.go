@@ -55,7 +55,7 @@ func NewGate(log *slog.Logger, metrics prometheus.Registerer) (*Gate, error) {
 	}
 	g.gauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Namespace: "barchan", Subsystem: "health", Name: "condition",
-		Help: "1 while this is wrong, and new work is refused for it.",
+		Help: "1 while the named condition, such as a full disk, makes the server refuse new work; 0 after it has passed.",
 	}, []string{"condition"})
 	if err := metrics.Register(g.gauge); err != nil {
 		return nil, fmt.Errorf("register the metrics of health: %w", err)

@@ -62,7 +62,7 @@ func TestGate(t *testing.T) {
 	if text := log.String(); strings.Count(text, "new work is refused") != 2 || strings.Count(text, "has passed") != 2 {
 		t.Errorf("changes are not logged once each:\n%s", text)
 	}
-	want := "# HELP barchan_health_condition 1 while this is wrong, and new work is refused for it.\n# TYPE barchan_health_condition gauge\n" +
+	want := "# HELP barchan_health_condition 1 while the named condition, such as a full disk, makes the server refuse new work; 0 after it has passed.\n# TYPE barchan_health_condition gauge\n" +
 		"barchan_health_condition{condition=\"disk\"} 0\nbarchan_health_condition{condition=\"store\"} 0\n"
 	if err := testutil.GatherAndCompare(metrics, strings.NewReader(want)); err != nil {
 		t.Error(err)

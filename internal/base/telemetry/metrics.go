@@ -2,6 +2,8 @@ package telemetry
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -30,7 +32,7 @@ func NewRegistry(version string) *prometheus.Registry {
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace:   MetricsNamespace,
 		Name:        "build_info",
-		Help:        "Always 1; the label is the version.",
+		Help:        "Always 1; the label is the version of the program.",
 		ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
@@ -52,6 +54,21 @@ func DurationOpts(subsystem, name, help string) prometheus.HistogramOpts {
 		Help:      help,
 		Buckets:   Buckets(),
 	}
+}
+
+// Register registers collectors. A nil Registerer registers none.
+func Register(to prometheus.Registerer, collectors ...prometheus.Collector) error {
+	if to == nil {
+		return nil
+	}
+	var all error
+	for _, c := range collectors {
+		all = errors.Join(all, to.Register(c))
+	}
+	if all != nil {
+		return fmt.Errorf("register metrics: %w", all)
+	}
+	return nil
 }
 
 // MetricsHandler serves the gatherers' metrics, for /metrics. An error of one does not hide the

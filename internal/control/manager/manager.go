@@ -108,6 +108,19 @@ type Manager struct {
 	Webhooks *webhooks.Service
 }
 
+// Metrics registers the metrics of a manager without one, for their reference.
+func Metrics(to prometheus.Registerer) error {
+	_, err := newMetrics(to)
+	return err
+}
+
+func newMetrics(to prometheus.Registerer) (*prometheus.HistogramVec, error) {
+	seconds := prometheus.NewHistogramVec(telemetry.DurationOpts("manager", "operation",
+		"Time of an operation on a sandbox (`create`, `claim`, `kill`, `pause`, `resume`, `snapshot`, `fork`), by result: `ok`, `refused`: the request could not succeed, such as for a quota, or `error`: the server is to blame."),
+		[]string{"operation", "result"})
+	return seconds, telemetry.Register(to, seconds)
+}
+
 // New checks the configuration.
 func New(cfg Config) (*Manager, error) {
 	switch {
@@ -117,11 +130,9 @@ func New(cfg Config) (*Manager, error) {
 	case min(cfg.MaxTimeout, cfg.StartTimeout, cfg.MoveTimeout, cfg.CaptureTimeout) < 0:
 		return nil, fmt.Errorf("manager: timeouts must be positive: %w", errs.ErrInvalid)
 	}
-	seconds := prometheus.NewHistogramVec(telemetry.DurationOpts("manager", "operation", "Time that an operation on a sandbox took, by result; refused: the request could not succeed, such as for a quota."), []string{"operation", "result"})
-	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(seconds); err != nil {
-			return nil, fmt.Errorf("register the manager's metrics: %w", err)
-		}
+	seconds, err := newMetrics(cfg.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("manager: %w", err)
 	}
 	startTimeout, bindTimeout := cmp.Or(cfg.StartTimeout, time.Minute), cmp.Or(cfg.BindTimeout, claiming.BindTimeout)
 	claims, err := claiming.New(claiming.Config{

@@ -1,8 +1,6 @@
 package picker
 
 import (
-	"errors"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -25,24 +23,23 @@ type metrics struct {
 	ready prometheus.Gauge
 }
 
+// Metrics registers the metrics of a picker without one, for their reference.
+func Metrics(to prometheus.Registerer) error {
+	_, err := newMetrics(to)
+	return err
+}
+
 func newMetrics(to prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		picks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "picks_total",
-			Help: "Picks of warm members by result; conflict counts tries, not picks.",
+			Help: "Attempts to give a ready sandbox of a warm pool to a claim, by result. `warm`: one was ready; `waited`: one that was being created became ready; `none`: the claim starts a sandbox cold; `failed`: a timeout or an error of the API server; `conflict`: another claim got the same sandbox first, and the attempt is repeated.",
 		}, []string{"result"}),
-		wait: prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "wait", "Time that picks spent waiting for a member that is being created.")),
+		wait: prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "wait", "Time that a claim waited for a sandbox of a warm pool that was being created.")),
 		ready: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "ready",
-			Help: "Members of warm pools that can be handed out, of all pools and revisions.",
+			Help: "Number of ready sandboxes in all warm pools that a claim can get.",
 		}),
 	}
-	if to == nil {
-		return m, nil
-	}
-	var all error
-	for _, c := range []prometheus.Collector{m.picks, m.wait, m.ready} {
-		all = errors.Join(all, to.Register(c))
-	}
-	return m, all
+	return m, telemetry.Register(to, m.picks, m.wait, m.ready)
 }

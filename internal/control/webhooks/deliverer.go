@@ -58,6 +58,19 @@ type Deliverer struct {
 	running sync.WaitGroup
 }
 
+// Metrics registers the metrics of a deliverer without one, for their reference.
+func Metrics(to prometheus.Registerer) error {
+	_, err := newMetrics(to)
+	return err
+}
+
+func newMetrics(to prometheus.Registerer) (*prometheus.CounterVec, error) {
+	sent := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: telemetry.MetricsNamespace, Name: "webhook_deliveries_total", Help: "Attempts to deliver an event to a webhook, by result: `ok`, or `error`, after which it is delivered again.",
+	}, []string{"result"})
+	return sent, telemetry.Register(to, sent)
+}
+
 // NewDeliverer checks the configuration.
 func NewDeliverer(cfg DelivererConfig) (*Deliverer, error) {
 	if cfg.Events == nil || cfg.List == nil || cfg.Log == nil {
@@ -66,17 +79,14 @@ func NewDeliverer(cfg DelivererConfig) (*Deliverer, error) {
 	if cfg.Backoff == nil {
 		cfg.Backoff = func(attempts int) time.Duration { return min(time.Second<<min(attempts-1, 20), backoffMost) }
 	}
+	sent, err := newMetrics(cfg.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("webhooks: %w", err)
+	}
 	d := &Deliverer{
 		cfg: cfg, client: newClient(cfg.Allowed, net.InterfaceAddrs), slots: semaphore.NewWeighted(inFlight),
 		changed: make(chan struct{}, 1), recorded: make(chan struct{}, 1), workers: map[types.UID]*worker{},
-		sent: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: "barchan", Name: "webhook_deliveries_total", Help: "Attempts to deliver events to webhooks, by result.",
-		}, []string{"result"}),
-	}
-	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(d.sent); err != nil {
-			return nil, fmt.Errorf("register the metrics of webhooks: %w", err)
-		}
+		sent: sent,
 	}
 	return d, nil
 }

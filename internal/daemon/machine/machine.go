@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,7 +24,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
@@ -159,15 +157,6 @@ func (m *Machine) nodeConfig(cfg *config.Config, log *slog.Logger, h Hooks) (nod
 	}
 	if h.Tokens != nil {
 		out.AgentToken = h.Tokens.Agent
-	}
-	if h.Metrics != nil {
-		steps := prometheus.NewHistogramVec(telemetry.DurationOpts("node", "step", "Time of one step of creating a sandbox."), []string{"runtime", "step"})
-		if err := h.Metrics.Register(steps); err != nil {
-			return out, fmt.Errorf("register the node's metrics: %w", err)
-		}
-		out.ObserveStep = func(class, step string, took time.Duration) {
-			steps.WithLabelValues(class, step).Observe(took.Seconds())
-		}
 	}
 	return out, nil
 }

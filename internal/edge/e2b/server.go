@@ -95,6 +95,18 @@ type Server struct {
 	audit    *auditlog.Log // nil: nothing is recorded
 }
 
+// Metrics registers the metrics of a server without one, for their reference.
+func Metrics(to prometheus.Registerer) error {
+	_, err := newMetrics(to)
+	return err
+}
+
+func newMetrics(to prometheus.Registerer) (*prometheus.HistogramVec, error) {
+	seconds := prometheus.NewHistogramVec(telemetry.DurationOpts("api", "request",
+		"Time to answer a request of the E2B API, by route (such as `POST /v2/sandboxes`) and HTTP status."), []string{"route", "status"})
+	return seconds, telemetry.Register(to, seconds)
+}
+
 // New checks the configuration.
 func New(cfg Config) (*Server, error) {
 	if cfg.Manager == nil || cfg.Log == nil {
@@ -103,16 +115,15 @@ func New(cfg Config) (*Server, error) {
 	if cfg.MaxBody < 0 || cfg.DefaultTimeout < 0 {
 		return nil, fmt.Errorf("e2b: MaxBody and DefaultTimeout must be positive: %w", errs.ErrInvalid)
 	}
+	seconds, err := newMetrics(cfg.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("e2b: %w", err)
+	}
 	s := &Server{
 		Errors: request.Errors{Log: cfg.Log.With(telemetry.Component, "e2b")},
 		keys:   cfg.Manager.Keys, tokens: cfg.Tokens, domains: cfg.Domains, domain: cfg.Domain, maxBody: cmp.Or(cfg.MaxBody, defaultMaxBody), audit: cfg.Audit,
 		mux: http.NewServeMux(), refused: refusedRoutes(),
-		seconds: prometheus.NewHistogramVec(telemetry.DurationOpts("api", "request", "Time to answer a request of the E2B API."), []string{"route", "status"}),
-	}
-	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(s.seconds); err != nil {
-			return nil, fmt.Errorf("register the API's metrics: %w", err)
-		}
+		seconds: seconds,
 	}
 	s.handlers = handlers{
 		&sandboxRoutes{Errors: s.Errors, Manager: cfg.Manager, DefaultTimeout: cmp.Or(cfg.DefaultTimeout, defaultTimeout)},

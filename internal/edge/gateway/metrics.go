@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"errors"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -20,6 +18,12 @@ type metrics struct {
 	idle      *prometheus.CounterVec
 }
 
+// Metrics registers the metrics of a gateway without one, for their reference.
+func Metrics(to prometheus.Registerer) error {
+	_, err := newMetrics(to)
+	return err
+}
+
 func newMetrics(to prometheus.Registerer) (*metrics, error) {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -27,28 +31,21 @@ func newMetrics(to prometheus.Registerer) (*metrics, error) {
 		}, labels)
 	}
 	m := &metrics{
-		firstByte: prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "first_byte", "Time from a request's arrival to the head of its response from the sandbox.")),
-		exec:      prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "exec", "Time from the arrival of a request to start a process in a sandbox to the head of its response: the process runs.")),
-		wake:      prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "wake", "Time that a wake by traffic took.")),
-		dials:     counter("dials_total", "Connections made to sandboxes, by result; unproved: the agent at the address did not prove to be the sandbox's.", "result"),
-		idle:      counter("idle_actions_total", "What was done to sandboxes without traffic, by action and result; overtaken: another client changed it meanwhile.", "action", "result"),
+		firstByte: prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "first_byte", "Time from the arrival of a request to a sandbox until the gateway has the head of the sandbox's response.")),
+		exec:      prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "exec", "Time from the arrival of a request that starts a process in a sandbox until the process runs.")),
+		wake:      prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "wake", "Time that a request waited for its paused sandbox to be resumed.")),
+		dials:     counter("dials_total", "Connections from the gateway to sandboxes, by result: `ok`, `failed`, or `unproved`: what answered at the address did not prove to be the sandbox's agent.", "result"),
+		idle:      counter("idle_actions_total", "Sandboxes that were paused or deleted because they had no traffic, by action (`pause`, `shutdown`) and result: `ok`, `failed`, or `overtaken`: another client changed the sandbox at the same time.", "action", "result"),
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "in_flight",
-			Help: "Requests to sandboxes in progress, streams and WebSockets included.",
+			Help: "Number of requests to sandboxes in progress, streams and WebSockets included.",
 		}),
 	}
-	requests := counter("requests_total", "Requests to sandboxes by class of their response; aborted: ended without a whole one.", "class")
+	requests := counter("requests_total", "Requests to sandboxes, by class of the response, `2xx` for instance. `aborted`: the request ended without a whole response.", "class")
 	for i, class := range classes {
 		m.requests[i] = requests.WithLabelValues(class)
 	}
-	if to == nil {
-		return m, nil
-	}
-	var all error
-	for _, c := range []prometheus.Collector{m.firstByte, m.exec, m.wake, requests, m.dials, m.idle, m.inFlight} {
-		all = errors.Join(all, to.Register(c))
-	}
-	return m, all
+	return m, telemetry.Register(to, m.firstByte, m.exec, m.wake, requests, m.dials, m.idle, m.inFlight)
 }
 
 var classes = [...]string{"aborted", "1xx", "2xx", "3xx", "4xx", "5xx", "other"}

@@ -1,8 +1,6 @@
 package peers
 
 import (
-	"errors"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -55,6 +53,12 @@ type metrics struct {
 	joins    *prometheus.CounterVec
 }
 
+// Metrics registers the metrics of a replica without one, for their reference.
+func Metrics(to prometheus.Registerer) error {
+	_, err := newMetrics(to, func() float64 { return 0 })
+	return err
+}
+
 func newMetrics(to prometheus.Registerer, queued func() float64) (*metrics, error) {
 	counter := func(name, help string) prometheus.CounterOpts {
 		return prometheus.CounterOpts{Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: name, Help: help}
@@ -63,26 +67,17 @@ func newMetrics(to prometheus.Registerer, queued func() float64) (*metrics, erro
 		return prometheus.GaugeOpts{Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: name, Help: help}
 	}
 	m := &metrics{
-		members:  prometheus.NewGauge(gauge("members", "Other replicas that are members now.")),
-		queued:   prometheus.NewGaugeFunc(gauge("queued", "Routes that wait to be sent, over all members."), queued),
-		pushed:   prometheus.NewCounter(counter("pushed_total", "Routes that members have taken.")),
-		merged:   prometheus.NewCounter(counter("coalesced_total", "Routes not sent because a newer one of the same sandbox was.")),
-		onLeave:  prometheus.NewCounterVec(counter("lost_total", "Routes not sent, by reason."), []string{"reason"}),
-		batches:  prometheus.NewCounterVec(counter("batches_total", "Batches sent, by result."), []string{"result"}),
-		took:     prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "batch", "Time from sending a batch until it was taken.")),
-		received: prometheus.NewCounter(counter("received_total", "Routes taken from members.")),
-		refused:  prometheus.NewCounterVec(counter("refused_total", "Batches and connections refused, by reason."), []string{"reason"}),
-		gossip:   prometheus.NewCounterVec(counter("gossip_refused_total", "Gossip refused, by reason."), []string{"reason"}),
-		joins:    prometheus.NewCounterVec(counter("joins_total", "Tries to join an address, by result."), []string{"result"}),
+		members:  prometheus.NewGauge(gauge("members", "Number of other replicas that this one is connected to.")),
+		queued:   prometheus.NewGaugeFunc(gauge("queued", "Number of routes that wait to be sent to other replicas, over all of them."), queued),
+		pushed:   prometheus.NewCounter(counter("pushed_total", "Routes that other replicas have accepted. A route is where the traffic of a sandbox goes.")),
+		merged:   prometheus.NewCounter(counter("coalesced_total", "Routes not sent because a newer one of the same sandbox was sent instead.")),
+		onLeave:  prometheus.NewCounterVec(counter("lost_total", "Routes not sent, by reason. `overflow`: the queue for a replica was full; `invalid`: no replica would accept it; `refused`: the replica rejected it; `gone`: the replica left. The watch of the API server delivers them later."), []string{"reason"}),
+		batches:  prometheus.NewCounterVec(counter("batches_total", "Batches of routes sent to other replicas, by result: `ok`, `failed`, `rejected`."), []string{"result"}),
+		took:     prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "batch", "Time from sending a batch of routes until the other replica accepted it.")),
+		received: prometheus.NewCounter(counter("received_total", "Routes accepted from other replicas.")),
+		refused:  prometheus.NewCounterVec(counter("refused_total", "Batches and connections of other replicas that this one rejected, by reason. `name`: the certificate is another replica's; `member`: not a known replica; `boot`, `replay`: of an earlier process, or sent twice; `size`, `routes`, `malformed`, `request`: not a valid batch."), []string{"reason"}),
+		gossip:   prometheus.NewCounterVec(counter("gossip_refused_total", "Messages about membership that were rejected, by reason. `key`: encrypted with another key; `name`: the name of a replica that is alive elsewhere; `member`: invalid metadata; `too_many`: more replicas than allowed."), []string{"reason"}),
+		joins:    prometheus.NewCounterVec(counter("joins_total", "Attempts to join the other replicas at one address, by result: `ok`, `failed`."), []string{"result"}),
 	}
-	if to == nil {
-		return m, nil
-	}
-	var all error
-	for _, c := range []prometheus.Collector{
-		m.members, m.queued, m.pushed, m.merged, m.onLeave, m.batches, m.took, m.received, m.refused, m.gossip, m.joins,
-	} {
-		all = errors.Join(all, to.Register(c))
-	}
-	return m, all
+	return m, telemetry.Register(to, m.members, m.queued, m.pushed, m.merged, m.onLeave, m.batches, m.took, m.received, m.refused, m.gossip, m.joins)
 }

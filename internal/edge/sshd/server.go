@@ -263,25 +263,24 @@ type metrics struct {
 	open     prometheus.Gauge
 }
 
+// Metrics registers the metrics of a server without one, for their reference.
+func Metrics(to prometheus.Registerer) error {
+	_, err := newMetrics(to)
+	return err
+}
+
 func newMetrics(to prometheus.Registerer) (*metrics, error) {
 	const subsystem = "ssh"
 	m := &metrics{
 		logins: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "logins_total", Help: "Authentications by method and result; rejected: too many connections.",
+			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "logins_total", Help: "SSH logins, by method and result: `ok`, `failed`, or `rejected`: too many connections.",
 		}, []string{"method", "result"}),
 		channels: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "channels_total", Help: "Channels by kind and result.",
+			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "channels_total", Help: "SSH channels, by kind (`session`, `port`, `socket`, `other`) and result: `ok`, `failed`, `rejected`.",
 		}, []string{"kind", "result"}),
 		open: prometheus.NewGauge(prometheus.GaugeOpts{
-			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "connections", Help: "Authenticated connections.",
+			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "connections", Help: "Number of open SSH connections after login.",
 		}),
 	}
-	if to == nil {
-		return m, nil
-	}
-	var err error
-	for _, c := range []prometheus.Collector{m.logins, m.channels, m.open} {
-		err = errors.Join(err, to.Register(c))
-	}
-	return m, err
+	return m, telemetry.Register(to, m.logins, m.channels, m.open)
 }

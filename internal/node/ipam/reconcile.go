@@ -103,7 +103,7 @@ func NewReconciler(cfg ReconcilerConfig) (*Reconciler, error) {
 	if cfg.Every <= 0 {
 		cfg.Every = ReconcileInterval
 	}
-	m, err := newMetrics(cfg.Metrics, cfg.Allocator)
+	m, err := newMetrics(cfg.Metrics, cfg.Allocator.Counts)
 	if err != nil {
 		return nil, fmt.Errorf("register address metrics: %w", err)
 	}

@@ -77,8 +77,7 @@ type Resolver struct {
 	log  *slog.Logger
 	good atomic.Int32 // the last upstream that responded
 
-	results  *prometheus.CounterVec
-	duration prometheus.Histogram
+	*metrics
 
 	mu     sync.Mutex
 	total  int                // +checklocks:mu
@@ -94,6 +93,31 @@ const (
 	dropped  = "dropped"
 )
 
+type metrics struct {
+	results  *prometheus.CounterVec
+	duration prometheus.Histogram
+}
+
+// Metrics registers the metrics of a resolver without one, for their reference.
+func Metrics(to prometheus.Registerer) error {
+	_, err := newMetrics(to)
+	return err
+}
+
+func newMetrics(to prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		results: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: telemetry.MetricsNamespace, Subsystem: "resolver", Name: "questions_total",
+			Help: "DNS questions of sandboxes, by result. `blocked`: the egress policy forbids the name or address; `refused`: not a question that is answered; `failed`: no DNS server answered; `dropped`: too many questions at once.",
+		}, []string{"result"}),
+		duration: prometheus.NewHistogram(telemetry.DurationOpts("resolver", "upstream", "Response time of the DNS servers that questions of sandboxes are forwarded to.")),
+	}
+	for _, result := range []string{answered, blocked, refused, failed, dropped} {
+		m.results.WithLabelValues(result) // zero, not absent
+	}
+	return m, telemetry.Register(to, m.results, m.duration)
+}
+
 // New checks the configuration and starts nothing.
 func New(cfg Config) (*Resolver, error) {
 	if len(cfg.Upstreams) == 0 || cfg.Sandboxes == nil || cfg.Log == nil {
@@ -101,26 +125,11 @@ func New(cfg Config) (*Resolver, error) {
 	}
 	cfg.questionTime = cmp.Or(cfg.questionTime, questionTimeout)
 	cfg.upstreamTime = cmp.Or(cfg.upstreamTime, upstreamTimeout)
-	r := &Resolver{
-		cfg: cfg, log: cfg.Log.With("component", "resolver"), active: map[netip.Addr]int{},
-		results: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: telemetry.MetricsNamespace, Subsystem: "resolver", Name: "questions_total",
-			Help: "DNS questions of sandboxes, by result.",
-		}, []string{"result"}),
-		duration: prometheus.NewHistogram(telemetry.DurationOpts("resolver", "upstream", "Response time of the operator's DNS servers.")),
+	m, err := newMetrics(cfg.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("resolver: %w", err)
 	}
-	for _, result := range []string{answered, blocked, refused, failed, dropped} {
-		r.results.WithLabelValues(result)
-	}
-	if cfg.Metrics == nil {
-		return r, nil
-	}
-	for _, c := range []prometheus.Collector{r.results, r.duration} {
-		if err := cfg.Metrics.Register(c); err != nil {
-			return nil, fmt.Errorf("register resolver metrics: %w", err)
-		}
-	}
-	return r, nil
+	return &Resolver{cfg: cfg, log: cfg.Log.With("component", "resolver"), active: map[netip.Addr]int{}, metrics: m}, nil
 }
 
 // Run serves until ctx is done. If it cannot listen, because another server has the port or an

@@ -40,12 +40,22 @@ type reconciler struct {
 	enqueue func(reconcile.Request)
 }
 
+// Metrics registers the metrics of the controller without one, for their reference.
+func Metrics(to prometheus.Registerer) error {
+	_, err := newMetrics(to)
+	return err
+}
+
+func newMetrics(to prometheus.Registerer) (*prometheus.HistogramVec, error) {
+	took := prometheus.NewHistogramVec(telemetry.DurationOpts("sandboxclaim", "ready",
+		"Time from the first reconcile of a SandboxClaim until its status names its sandbox, by launch of the sandbox: `warm`, from a pool, or `cold`."), []string{"launch"})
+	return took, telemetry.Register(to, took)
+}
+
 func newReconciler(cfg *Config) (*reconciler, error) {
-	took := prometheus.NewHistogramVec(telemetry.DurationOpts("sandboxclaim", "ready", "Time from the first reconcile of a claim to its sandbox in its status."), []string{"launch"})
-	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(took); err != nil {
-			return nil, fmt.Errorf("register the claim controller's metrics: %w", err)
-		}
+	took, err := newMetrics(cfg.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("claim controller: %w", err)
 	}
 	claims, err := claiming.New(claiming.Config{
 		Creator: cfg.Client, Reader: cfg.Cache, Picker: cfg.Picker, Quota: cfg.Quota, Binder: cfg.Binder, Assumed: cfg.Assumed,

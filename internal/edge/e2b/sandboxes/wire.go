@@ -92,10 +92,11 @@ func containersOf(v sandboxes.Sandbox) []api.SandboxContainer {
 func operationsOf(v sandboxes.Sandbox) []api.SandboxOperation {
 	all := make([]api.SandboxOperation, len(v.Operations))
 	for i, op := range v.Operations {
-		all[i] = api.SandboxOperation{Operation: string(op.Operation), StartedAt: op.StartedAt.UTC(), Milliseconds: op.Milliseconds}
-		for _, s := range op.Steps {
-			all[i].Steps = append(all[i].Steps, api.SandboxStep(s))
+		steps := make([]api.SandboxStep, len(op.Steps))
+		for k, s := range op.Steps {
+			steps[k] = api.SandboxStep{Name: s.Name, After: s.After, Milliseconds: s.Milliseconds}
 		}
+		all[i] = api.SandboxOperation{Operation: string(op.Operation), StartedAt: op.StartedAt.UTC(), Milliseconds: op.Milliseconds, Steps: steps}
 	}
 	return all
 }
