@@ -1561,7 +1561,7 @@ type ServerInterface interface {
 
 	// (PUT /sandboxes/{sandboxID}/network)
 	UpdateSandboxNetwork(w http.ResponseWriter, r *http.Request, sandboxID SandboxID)
-	// TraceSandboxNetwork Tells whether a sandbox may reach a destination, and which rule decides. Nothing is sent there; a name is resolved as the sandbox would. Our addition to the API.
+
 	// (GET /sandboxes/{sandboxID}/network/trace)
 	TraceSandboxNetwork(w http.ResponseWriter, r *http.Request, sandboxID SandboxID, params TraceSandboxNetworkParams)
 
@@ -7312,7 +7312,7 @@ type StrictServerInterface interface {
 
 	// (PUT /sandboxes/{sandboxID}/network)
 	UpdateSandboxNetwork(ctx context.Context, request UpdateSandboxNetworkRequestObject) (UpdateSandboxNetworkResponseObject, error)
-	// TraceSandboxNetwork Tells whether a sandbox may reach a destination, and which rule decides. Nothing is sent there; a name is resolved as the sandbox would. Our addition to the API.
+
 	// (GET /sandboxes/{sandboxID}/network/trace)
 	TraceSandboxNetwork(ctx context.Context, request TraceSandboxNetworkRequestObject) (TraceSandboxNetworkResponseObject, error)
 
