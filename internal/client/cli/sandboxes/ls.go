@@ -82,7 +82,7 @@ func ShowCommand(a *app.App) *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
 		Use:   "show SANDBOX",
 		Short: "Show one sandbox",
-		Long:  "Show one sandbox: what a running one uses, whether the memory of a paused one is in RAM or on Disk, and how long each step of its start took.",
+		Long:  "Show one sandbox: what a running one uses, whether the memory of a paused one is in RAM or on Disk, and\nhow long each step of its start took.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.WithServer(cmd.Context(), func(t *app.Server) error {
 				return show(cmd.Context(), a, t, args[0])
