@@ -50,15 +50,15 @@ if [[ ${CI:-} == true ]]; then
 		--rerun-fails-abort-on-data-race --rerun-fails-report=REPORT)
 fi
 
-# run NAME PACKAGES FLAG... tests packages. Tests of real sandboxes load the machine, so only a few packages run at once;
-# those that call t.Parallel mostly wait, so that more of them run than there are processors. make check has vet look at our
-# code; go test would have it look at all that the code imports too.
+# run NAME PACKAGES FLAG... tests packages. Tests of real sandboxes load the machine: beside more than two of a package and
+# two packages, on two processors, all take many times as long, and what they wait for comes too late. make check has vet look
+# at our code; go test would have it look at all that the code imports too.
 run() {
 	local name=$1 packages=$2
 	shift 2
 	[[ " $* " != *" -race "* ]] || export CGO_ENABLED=1
 	gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages="$packages" --jsonfile="$scratch/$name.json" "${again[@]/REPORT/$scratch/$name.again}" -- \
-		-vet=off -shuffle=on -timeout=90m -parallel=4 ${RUN:+-run="$RUN"} "$@"
+		-vet=off -shuffle=on -timeout=90m -parallel=2 ${RUN:+-run="$RUN"} "$@"
 }
 
 # compile_race compiles the server and all packages and tests, and links only the server.
@@ -79,7 +79,7 @@ status=0
 if [[ -n ${PKG:-} ]]; then
 	run all "$PKG" -p=2 "${race[@]}" "$@" || status=$?
 elif ((${#race[@]} == 0)); then
-	run all "./test/e2e ./internal/node ./..." -p=3 "$@" || status=$? # the longest first
+	run all "./test/e2e ./internal/node ./..." -p=2 "$@" || status=$? # the longest first
 else
 	# The tests below test/ are clients: of servers, some of which are built with the race detector, and of controllers that
 	# run under it where they are. They take as long as all others together.
