@@ -40,6 +40,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd/supervisor"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/testkit/budget"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -191,6 +192,7 @@ type machine struct {
 func newMachine(t testing.TB) *machine {
 	t.Helper()
 	needRoot(t)
+	budget.Need(t)
 	dir, err := os.MkdirTemp("/tmp", "bn-") //nolint:usetesting // short, for sockets
 	if err != nil {
 		t.Fatal(err)

@@ -17,9 +17,8 @@ import (
 )
 
 // TestMainJob is the quick start: the first program, the SDK, kubectl, a restart in the middle.
-// The parts share one server and follow each other.
+// The parts share one server and follow each other. It is not parallel, so that it comes first.
 func TestMainJob(t *testing.T) {
-	t.Parallel()
 	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")

@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/testkit/budget"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -140,8 +141,10 @@ type process struct {
 	uid  uint32 // that it runs as
 }
 
-// in is the server for a subtest.
+// in is the server for a subtest, which is skipped if no time is left.
 func (s *server) in(t *testing.T) *server {
+	t.Helper()
+	budget.Need(t)
 	c := *s
 	c.t = t
 	return &c
@@ -153,6 +156,7 @@ func newServer(t *testing.T) *server {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: a whole server needs root")
 	}
+	budget.Need(t)
 	dir, err := os.MkdirTemp("/tmp", "be-") //nolint:usetesting // short, for sockets lie below, and removed last
 	if err != nil {
 		t.Fatal(err)
