@@ -133,7 +133,10 @@ function Row({ row: r, at, marked, current, age, left, soon }) {
 function Rows({ rows, box, filter, marked, onMark }) {
   const now = useNow(1000);
   const [seen, setSeen] = useState({ from: 0, to: 40 });
-  const [cursor, setCursor] = useState(-1);
+  // A key may follow another before the first is drawn, so that the handler reads what a ref holds.
+  const at = useRef({ filter, row: -1 });
+  if (at.current.filter !== filter) at.current = { filter, row: -1 };
+  const [, redraw] = useState(0);
   const look = () => {
     const el = box.current;
     const from = Math.max(0, Math.floor(el.scrollTop / rowHeight) - spare);
@@ -146,15 +149,15 @@ function Rows({ rows, box, filter, marked, onMark }) {
     return () => watch.disconnect();
   }, []);
   useEffect(look, [rows.length]);
-  useEffect(() => { setCursor(-1); }, [filter]);
   const key = (e) => {
     const moves = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: 10, PageUp: -10, Home: -rows.length, End: rows.length };
     if (e.target.closest('button, a, input') && e.key !== 'ArrowDown' && e.key !== 'ArrowUp') return;
-    const row = rows[cursor];
+    const row = rows[at.current.row];
     if (e.key in moves && rows.length) {
       e.preventDefault();
-      const next = Math.max(0, Math.min(rows.length - 1, cursor + moves[e.key]));
-      setCursor(next);
+      const next = Math.max(0, Math.min(rows.length - 1, at.current.row + moves[e.key]));
+      at.current.row = next;
+      redraw((n) => n + 1);
       const el = box.current;
       if (next * rowHeight < el.scrollTop) el.scrollTop = next * rowHeight;
       else if ((next + 1) * rowHeight > el.scrollTop + el.clientHeight) el.scrollTop = (next + 1) * rowHeight - el.clientHeight;
@@ -168,9 +171,9 @@ function Rows({ rows, box, filter, marked, onMark }) {
   return html`<div class="scroll" role="rowgroup" ref=${box} onScroll=${look} onKeyDown=${key} onChange=${change} tabindex="0" aria-label="Rows; arrow keys move, Enter opens, Space marks">
     <div role="presentation" class="tall" style=${{ height: rows.length * rowHeight + 'px' }}>
       ${rows.slice(seen.from, seen.to).map((r, i) => {
-        const at = seen.from + i;
+        const place = seen.from + i;
         const left = r.ends ? Date.parse(r.ends) - now : 0;
-        return html`<${Row} key=${at % elements} row=${r} at=${at} marked=${marked.has(r.id)} current=${at === cursor} age=${span(Math.max(0, now - Date.parse(r.created)))} left=${left > 0 ? 'in ' + span(left) : 'now'} soon=${left < 60000} />`;
+        return html`<${Row} key=${place % elements} row=${r} at=${place} marked=${marked.has(r.id)} current=${place === at.current.row} age=${span(Math.max(0, now - Date.parse(r.created)))} left=${left > 0 ? 'in ' + span(left) : 'now'} soon=${left < 60000} />`;
       })}
     </div>
   </div>`;
@@ -212,7 +215,7 @@ export function SandboxesPage({ session }) {
     addEventListener('keydown', key);
     return () => removeEventListener('keydown', key);
   }, []);
-  const mark = (id, on) => { const next = new Set(marked); if (on) next.add(id); else next.delete(id); setMarked(next); };
+  const mark = (id, on) => setMarked((old) => { const next = new Set(old); if (on) next.add(id); else next.delete(id); return next; });
   const head = (name, label, extra = '') => html`<span role="columnheader" class=${extra} aria-sort=${order === name ? (name === 'created' ? 'descending' : 'ascending') : 'none'}>
     <button class="sort" onClick=${() => setOrder(name)}>${label}${order === name ? html`<span aria-hidden="true"> ${name === 'created' ? '↓' : '↑'}</span>` : ''}</button></span>`;
 
