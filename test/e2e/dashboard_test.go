@@ -335,6 +335,9 @@ func (b *browser) otherPages() {
 	} {
 		b.click(fmt.Sprintf(`//header//a[.=%q]`, page.link))
 		b.shows(page.want)
+		if page.name == "snapshots" { // the fork and the snapshot are below their source
+			b.until(`document.querySelectorAll(".tree > li").length === 1 && document.querySelectorAll(".tree ul > li").length === 2`)
+		}
 		b.looks(page.name)
 	}
 }

@@ -23,6 +23,8 @@ const (
 	AnnotationTemplateName = "barchan.dev/template-name"
 	// AnnotationTemplateNamespace is that template's namespace.
 	AnnotationTemplateNamespace = "barchan.dev/template-namespace"
+	// AnnotationForkedFrom is the ID of the sandbox that a fork is a copy of, which may be gone.
+	AnnotationForkedFrom = "barchan.dev/forked-from"
 	// AnnotationPending is "true" on a cold-started sandbox of the API until its create is complete.
 	AnnotationPending = "barchan.dev/idempotency-pending"
 	// AnnotationClaimedAt is when a sandbox got its owner, by a claim or at creation, as RFC 3339 with

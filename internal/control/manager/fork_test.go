@@ -57,6 +57,9 @@ func testFork(t *testing.T) {
 		}
 		seen[v.ID] = true
 		f.wantFork(t, v)
+		if from := f.object(t, v).Annotations[pool.AnnotationForkedFrom]; from != string(source.ID) {
+			t.Errorf("fork %d is marked as a copy of %q, not of %s", i, from, source.ID)
+		}
 	}
 	f.wantUntouched(t, source)
 	f.wantNoCheckpoints(t)

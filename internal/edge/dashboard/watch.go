@@ -35,6 +35,7 @@ type row struct {
 	Member   bool              `json:"member,omitempty"` // of a pool, without an owner
 	Launch   string            `json:"launch,omitempty"` // cold or warm
 	From     string            `json:"from,omitempty"`   // the checkpoint that it started from
+	Parent   string            `json:"parent,omitempty"` // the ID of the sandbox that it is a fork of
 	CPUs     int               `json:"cpus"`
 	MemoryMB int64             `json:"memoryMB"`
 	Metadata map[string]string `json:"metadata,omitempty"`
@@ -56,7 +57,7 @@ func (s *Server) rowOf(o *agents.Sandbox) row {
 	r := row{
 		ID: v.ID, Name: o.Name, Template: v.TemplateName, Phase: v.Phase, Reason: waitReason(o), Memory: string(v.Memory),
 		Member: pool.MemberOf(o) != "", Launch: o.Labels[agents.LabelLaunchType], CPUs: v.Size.CPUs, MemoryMB: v.Size.MemoryMB,
-		Metadata: v.Metadata, Created: createdAt(o),
+		Metadata: v.Metadata, Created: createdAt(o), Parent: o.Annotations[pool.AnnotationForkedFrom],
 	}
 	if b := o.Spec.Barchan; b != nil && b.Restore != nil {
 		r.From = b.Restore.CheckpointName

@@ -125,7 +125,7 @@ func originOf(s *agents.Sandbox) *origin {
 	return &origin{
 		shutdown: s.Spec.ShutdownPolicy, secrets: pool.BoundEnv(s), own: pool.OwnEnv(s),
 		template: s.Annotations[agents.AnnotationTemplateRef], templateName: s.Annotations[pool.AnnotationTemplateName], templateID: s.Annotations[pool.AnnotationTemplateID],
-		templateNamespace: s.Annotations[pool.AnnotationTemplateNamespace],
+		templateNamespace: s.Annotations[pool.AnnotationTemplateNamespace], forkedFrom: string(sandbox.IDOf(s.UID)),
 	}
 }
 

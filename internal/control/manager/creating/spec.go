@@ -144,6 +144,8 @@ type origin struct {
 	shutdown agents.ShutdownPolicy
 	// template, templateName, templateID and templateNamespace are empty for a source without a template.
 	template, templateName, templateID, templateNamespace string
+	// forkedFrom is the ID of a fork's source.
+	forkedFrom string
 	// secrets reports that the source was created with variables, own that all of them are the tenant's own.
 	secrets, own bool
 }
@@ -209,6 +211,7 @@ func (o *origin) apply(s *agents.Sandbox) {
 	delete(s.Labels, agents.LabelTemplateHash) // it runs the captured revision, not the template's present one
 	for name, value := range map[string]string{
 		agents.AnnotationTemplateRef: o.template, pool.AnnotationTemplateName: o.templateName, pool.AnnotationTemplateID: o.templateID, pool.AnnotationTemplateNamespace: o.templateNamespace,
+		pool.AnnotationForkedFrom: o.forkedFrom,
 	} {
 		if s.Annotations[name] = value; value == "" {
 			delete(s.Annotations, name)

@@ -163,9 +163,9 @@ function Plot({ label, color, times, values, most }) {
       const stroke = css.getPropertyValue(color);
       plot.current = new UPlot({
         width: box.current.clientWidth, height: 130, padding: [8, 8, 0, 0], cursor: { y: false }, legend: { show: false },
-        scales: { x: { time: true, range: (u, min, max) => [min, Math.max(max, min + 20)] }, y: { range: (u, min, max) => [0, Math.max(max * 1.25, u.most ?? 0, 1)] } },
+        scales: { x: { time: true, range: (u, min, max) => { const end = max ?? Date.now() / 1000; return [Math.min(min ?? end, end - 20), end]; } }, y: { range: (u, min, max) => [0, Math.max(max * 1.25, u.most ?? 0, 1)] } },
         axes: [{ ...axis, space: 70, size: 24, values: (u, all) => all.map((t) => clock(t * 1000)) }, { ...axis, size: 48, space: 34 }],
-        series: [{}, { stroke, width: 2, fill: stroke.trim() + '22', points: { show: false } }],
+        series: [{}, { stroke, width: 2, fill: stroke.trim() + '22', points: { show: (u) => u.data[0].length === 1 } }],
       }, [times, values], box.current);
       watch = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height: 130 }));
       watch.observe(box.current);
@@ -425,10 +425,10 @@ function Network({ id, data, again, row }) {
     } catch (e) { setError(e); }
   };
   const rules = [
-    ...(n.allowOut ?? []).map((x) => [x, 'allowed', 'an address or name of the policy’s allow list; it wins over the rest']),
+    ['private and reserved ranges, the host, other sandboxes', 'denied', 'the operator’s rules for all sandboxes; --reachable opens ranges'],
+    ...(n.allowOut ?? []).map((x) => [x, 'allowed', 'an address or name of the policy’s allow list; it wins over the deny list']),
     ...(n.denyOut ?? []).map((x) => [x, 'denied', 'the policy’s deny list']),
     ['other public addresses', internet && !(n.denyOut ?? []).includes('0.0.0.0/0') ? 'allowed' : 'denied', internet ? 'the default' : 'the policy has no internet access'],
-    ['private ranges, the host, other sandboxes', 'denied', 'for every sandbox; the operator opens ranges with --reachable'],
   ];
   return html`<div class="columns"><section class="panel" aria-label="Outbound"><h2>What it may reach, first match first</h2>
       <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">Destination</th><th scope="col">Verdict</th><th scope="col">Which rule decides</th></tr></thead><tbody>

@@ -23,7 +23,7 @@ export default function ServerPage({ session }) {
       <section class="panel" aria-label="API keys"><div class="title-row"><h2>API keys</h2><button onClick=${() => setCreates(true)}>New key</button></div>
         ${keys.error && html`<${Fault} error=${keys.error} onAgain=${keys.again} />`}
         <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">Name</th><th scope="col">Begins with</th><th scope="col">Created</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>
-        ${(keys.data ?? []).map((k) => html`<tr key=${k.id}><th scope="row">${k.name}</th><td class="mono">${k.mask ? k.mask.prefix + k.mask.maskedValuePrefix + '…' : ''}</td><td>${day(k.createdAt)}</td>
+        ${(keys.data ?? []).map((k) => html`<tr key=${k.id}><th scope="row">${k.name || html`<span class="muted">unnamed</span>`}</th><td class="mono">${k.mask ? k.mask.prefix + k.mask.maskedValuePrefix + '…' : ''}</td><td>${day(k.createdAt)}</td>
           <td class="num"><button class="small quiet" onClick=${() => setRemoves(k)} aria-label=${'Revoke ' + k.name}>Revoke</button></td></tr>`)}
         </tbody></table></div></section>
     </div>

@@ -1,16 +1,18 @@
 // Snapshots and sandboxes as a tree: what was taken of what, and what started from it.
 import { html, useMemo, useState, Link, store, useStore, usePoll, Phase, Empty, Fault, Confirm, act, send, go, bytes, day, toast } from './lib.js';
 
-/** Trees whose nodes are sandboxes and snapshots in turn. */
+/** Trees of sandboxes, their snapshots and forks, and the sandboxes that have started from a snapshot. */
 function forest(snapshots, rows) {
   const nodes = new Map();
   const node = (key, more) => { if (!nodes.has(key)) nodes.set(key, { key, children: [] }); return Object.assign(nodes.get(key), more); };
   for (const s of snapshots) node('c/' + s.object, { snapshot: s });
-  for (const r of rows) if (!r.member && (r.from || snapshots.some((s) => s.sandbox === r.id))) node('s/' + r.id, { row: r });
+  const started = rows.filter((r) => !r.member && r.from);
+  const parents = new Set([...snapshots.map((s) => s.sandbox), ...started.map((r) => r.parent)]);
+  for (const r of rows) if (!r.member && (r.from || parents.has(r.id))) node('s/' + r.id, { row: r });
   const child = new Set();
   const under = (parent, key) => { if (parent.key !== key && !child.has(key)) { parent.children.push(nodes.get(key)); child.add(key); } };
   for (const s of snapshots) if (s.sandbox) under(node('s/' + s.sandbox), 'c/' + s.object);
-  for (const r of rows) if (!r.member && r.from) under(node('c/' + r.from), 's/' + r.id);
+  for (const r of started) under(node(r.parent ? 's/' + r.parent : 'c/' + r.from), 's/' + r.id);
   const when = (n) => n.row?.created ?? n.snapshot?.created ?? n.children[0]?.snapshot?.created ?? '';
   const roots = [...nodes.values()].filter((n) => !child.has(n.key));
   const sort = (list) => list.sort((a, b) => (when(a) < when(b) ? -1 : 1)).forEach((n) => sort(n.children));
@@ -31,7 +33,7 @@ export default function SnapshotsPage() {
     ? n.row ? html`<${Link} to=${'sandboxes/' + n.row.id}><b>${n.row.name}</b><//> <${Phase} row=${n.row} />` : html`<span class="muted">sandbox ${n.key.slice(2)}, which has ended</span>`
     : n.snapshot ? html`<span aria-hidden="true">◆</span> <b>${n.snapshot.id || n.snapshot.object}</b> <span class="muted">${n.snapshot.phase}, ${bytes(n.snapshot.size)}${n.snapshot.memory ? ` with ${bytes(n.snapshot.memory)} of memory` : ', files only'}, ${day(n.snapshot.created)}</span>
         ${n.snapshot.id && html`<button class="small" onClick=${() => start(n.snapshot)}>Start one</button><button class="small quiet" onClick=${() => setRemoves(n.snapshot)}>Delete</button>`}`
-      : html`<span aria-hidden="true">◇</span> <span class="muted">a fork, whose snapshot is no longer needed</span>`}</div>
+      : html`<span aria-hidden="true">◇</span> <span class="muted">a snapshot that has been deleted</span>`}</div>
     ${n.children.length > 0 && html`<ul>${n.children.map(draw)}</ul>`}</li>`;
   return html`<div class="page"><div class="title-row"><h1>Snapshots</h1></div><br />
     ${error && html`<${Fault} error=${error} onAgain=${again} />`}
