@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -102,11 +103,13 @@ func testKillSession(t *testing.T, stopped bool) {
 	}
 	if stopped {
 		_ = syscall.Kill(-many.Process.Pid, syscall.SIGSTOP)
+		eventually.True(t, "all are stopped", func() bool { return allStopped(t, many.Process.Pid) })
 	} else if killed, ok := m.Kill(); !ok || killed.Others != 0 || killed.Name != "tail" {
 		t.Fatalf("the second: %+v, %v", killed, ok)
 	}
 	killed, ok := m.Kill()
 	if !ok || killed.PID != many.Process.Pid || killed.Name != "sh" || killed.Others < 4 || killed.Bytes < 64<<20 {
+		_ = syscall.Kill(-many.Process.Pid, syscall.SIGKILL) // what is stopped would never end
 		t.Errorf("the last: %+v, %v; the session is %d", killed, ok, many.Process.Pid)
 	}
 	if m.stopped < 1 || m.continued != 1 {
@@ -133,6 +136,15 @@ func sessionMembers(t *testing.T, session int) (pids []int) {
 		}
 	}
 	return pids
+}
+
+// allStopped reports whether each process of a session is stopped: a signal takes effect when its process next runs.
+func allStopped(t *testing.T, session int) bool {
+	return !slices.ContainsFunc(sessionMembers(t, session), func(pid int) bool {
+		var p process
+		p.readStat(filepath.Join("/proc", strconv.Itoa(pid)))
+		return !p.stopped
+	})
 }
 
 // start runs a program in a session of its own. Its processes end with the test.
