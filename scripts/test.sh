@@ -85,8 +85,9 @@ elif ((${#race[@]} == 0)); then
 	# The tests of real sandboxes have the time that is left after the others.
 	export TEST_UNTIL=${TEST_UNTIL:-$((EPOCHSECONDS + 480))}
 	packages=$(go list ./... | grep -vE '/(test/e2e|internal/node)$' | tr '\n' ' ')
-	run packages "$packages" -p=2 "$@" || status=$?
-	run sandboxes "./test/e2e ./internal/node" -p=2 "$@" || status=$?
+	# A test that hangs must not take the time of all.
+	run packages "$packages" -p=2 -timeout=20m "$@" || status=$?
+	run sandboxes "./test/e2e ./internal/node" -p=2 -timeout=40m "$@" || status=$?
 else
 	# The tests below test/ are clients: of servers, some of which are built with the race detector, and of controllers that
 	# run under it where they are. They take as long as all others together.
