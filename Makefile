@@ -1,7 +1,7 @@
 # Everything is done by a script under scripts/; a target says which.
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help up down deps runtimes kubectl build images release generate check-generated fmt lint check test test-all test-short test-kube bench bench-kube
+.PHONY: help up down deps runtimes kubectl build images release generate check-generated fmt lint check test test-all test-short test-kube fuzz bench bench-kube
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ test-kube: deps ## run the tests on a real Kubernetes, with kubelet, runc and gV
 
 test-short: runtimes kubectl build ## run the tests that take no time
 	@scripts/test.sh -short $(ARGS)
+
+fuzz: ## give each parser of external input a million generated inputs (ARGS='INPUTS PATTERN')
+	@scripts/fuzz.sh $(ARGS)
 
 images: ## build the programs of images for amd64 and arm64 into bin/images, for `barchan cluster --from`
 	@scripts/build.sh images

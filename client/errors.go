@@ -3,13 +3,10 @@ package client
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
-
-	"connectrpc.com/connect"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -99,21 +96,6 @@ func readError(res *http.Response) error {
 	return &Error{Status: res.StatusCode, Message: body.Message}
 }
 
-// statuses are those of the codes of RPCs.
-var statuses = map[connect.Code]int{
-	connect.CodeInvalidArgument:    http.StatusBadRequest,
-	connect.CodeUnauthenticated:    http.StatusUnauthorized,
-	connect.CodePermissionDenied:   http.StatusForbidden,
-	connect.CodeNotFound:           http.StatusNotFound,
-	connect.CodeAlreadyExists:      http.StatusConflict,
-	connect.CodeFailedPrecondition: http.StatusConflict,
-	connect.CodeAborted:            http.StatusConflict,
-	connect.CodeResourceExhausted:  http.StatusTooManyRequests,
-	connect.CodeDeadlineExceeded:   http.StatusGatewayTimeout,
-	connect.CodeUnavailable:        http.StatusBadGateway,
-	connect.CodeUnimplemented:      http.StatusNotImplemented,
-}
-
 // guestError gives an error of a call to an agent its kind. An agent that is out of reach is ErrUnavailable.
 func guestError(ctx context.Context, action string, err error) error {
 	if err == nil {
@@ -122,15 +104,8 @@ func guestError(ctx context.Context, action string, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s: %w", action, context.Cause(ctx))
 	}
-	if e, ok := errors.AsType[*envd.Error](err); ok {
+	if e := envd.ErrorOf(err); e != nil {
 		return fmt.Errorf("%s: %w", action, &Error{Status: e.Status, Message: e.Message})
 	}
-	e, ok := errors.AsType[*connect.Error](err)
-	if !ok {
-		return fmt.Errorf("%s: %w: %w", action, err, ErrUnavailable)
-	}
-	if status, known := statuses[e.Code()]; known {
-		return fmt.Errorf("%s: %w", action, &Error{Status: status, Message: e.Message()})
-	}
-	return fmt.Errorf("%s: %w", action, &Error{Status: http.StatusInternalServerError, Message: e.Message()})
+	return fmt.Errorf("%s: %w: %w", action, err, ErrUnavailable)
 }

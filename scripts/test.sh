@@ -87,6 +87,7 @@ elif ((${#race[@]} == 0)); then
 	packages=$(go list ./... | grep -vE '/(test/e2e|internal/node)$' | tr '\n' ' ')
 	# A test that hangs must not take the time of all.
 	run packages "$packages" -p=2 -timeout=20m "$@" || status=$?
+	scripts/build.sh failpoints # the tests need it, and compilers would slow down their sandboxes
 	run sandboxes "./test/e2e ./internal/node" -p=2 -timeout=40m "$@" || status=$?
 else
 	# The tests below test/ are clients: of servers, some of which are built with the race detector, and of controllers that

@@ -88,8 +88,7 @@ func BenchmarkSleepOnDisk(b *testing.B) {
 			ensure(b, n, s)
 			run(b, n, s, fmt.Sprintf("dd if=/dev/urandom of=/dev/shm/x bs=1M count=%d", mebi))
 			var size int64
-			used, err := n.Usage(b.Context(), refOf(s))
-			must(b, err)
+			used := usageOf(b, n, s)
 			mu.Lock()
 			clear(took)
 			mu.Unlock()

@@ -56,9 +56,7 @@ func BenchmarkFork(b *testing.B) {
 				b.StopTimer()
 				used = processorTime(b) - used
 				for _, f := range forks {
-					inside, err := n.Usage(b.Context(), refOf(f))
-					must(b, err)
-					used += time.Duration(inside.CPU)
+					used += time.Duration(usageOf(b, n, f).CPU)
 				}
 				note("cpu", used/time.Duration(count))
 				for _, f := range forks {

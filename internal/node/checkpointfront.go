@@ -2,9 +2,11 @@ package node
 
 import (
 	"context"
+	"io"
 
 	"github.com/barchan-dev/barchan/internal/base/portable"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/transfer"
 )
 
 // Capture makes a checkpoint of a sandbox; see capture.Maker.
@@ -63,6 +65,14 @@ func (n *Node) ImportCheckpoint(ctx context.Context, ref sandbox.CheckpointRef, 
 // CheckImport rejects an artifact that can never be used here; see transfer.
 func (n *Node) CheckImport(ctx context.Context, h *portable.Head) (warnings []string, err error) {
 	return n.transfer.CheckImport(ctx, h)
+}
+
+// ExportImage writes an image as a tar; see transfer.
+func (n *Node) ExportImage(ctx context.Context, x transfer.ImageExport, w io.Writer) error {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return err
+	}
+	return n.transfer.ExportImage(ctx, x, w)
 }
 
 // ImageUsers returns the sandboxes and checkpoints of the node that need the image of a digest; ended sandboxes do not.

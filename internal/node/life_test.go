@@ -207,10 +207,13 @@ func TestLimitsUsersAndEnvironment(t *testing.T) {
 // accounted checks the stats of a sandbox of 1.5 processors and 300 MiB.
 func accounted(t *testing.T, n *Node, s *agents.Sandbox) {
 	t.Helper()
-	used, err := n.Usage(t.Context(), refOf(s))
-	if err != nil || used.MemoryLimit != 300<<20 || used.CPULimit != 1500 || used.CPU == 0 || used.Memory == 0 || used.Disk == 0 || used.Pids == 0 {
-		t.Errorf("usage %+v, %v", used, err)
+	if used := usageOf(t, n, s); used.CPU == 0 || used.Memory == 0 || used.Pids == 0 {
+		t.Errorf("usage %+v", used)
 	}
+	if l := n.handles.Lookup(s.UID).Row().Plan.Limits; l.Memory != 300<<20 || l.MilliCPU != 1500 {
+		t.Errorf("limits %+v", l)
+	}
+	diskUsed(t, n, s)
 	if stats, err := n.Stats(t.Context(), refOf(s)); err != nil || stats.MemTotal == 0 {
 		t.Errorf("stats %+v, %v", stats, err)
 	}

@@ -105,9 +105,7 @@ func filesSeen(t testing.TB, n *Node, s *agents.Sandbox, addr netip.Addr) {
 	if lease, ok := n.allocator.Of(string(s.UID)); !ok || lease.State != ipam.Held || lease.Address != addr {
 		t.Errorf("lease %+v, %v", lease, ok)
 	}
-	if used, err := n.Usage(t.Context(), refOf(s)); err != nil || used.Memory != 0 || used.Disk == 0 {
-		t.Errorf("usage %+v, %v", used, err)
-	}
+	diskUsed(t, n, s)
 }
 
 func TestFilesOnly(t *testing.T) {

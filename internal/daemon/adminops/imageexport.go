@@ -20,7 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/control/controllers/templatebuild/layers"
-	"github.com/barchan-dev/barchan/internal/node"
+	"github.com/barchan-dev/barchan/internal/node/transfer"
 )
 
 // Export writes an image as a tar: that of a template of a namespace, with its settings, or else the local one of that name.
@@ -49,7 +49,7 @@ func (s imageStore) Export(ctx context.Context, req adminclient.ImageExport, w i
 }
 
 func exportLocal(ctx context.Context, p Parts, req adminclient.ImageExport, w io.Writer) error {
-	err := p.Machine.Node.ExportImage(ctx, node.ImageExport{Ref: req.Source, Name: cmp.Or(req.Name, req.Source)}, w)
+	err := p.Machine.Node.ExportImage(ctx, transfer.ImageExport{Ref: req.Source, Name: cmp.Or(req.Name, req.Source)}, w)
 	if errors.Is(err, errs.ErrNotFound) {
 		return errs.Public(errs.ErrNotFound, fmt.Sprintf("%s: namespace %s has no such template, and this machine no such image", req.Source, req.Namespace))
 	}
@@ -57,13 +57,13 @@ func exportLocal(ctx context.Context, p Parts, req adminclient.ImageExport, w io
 }
 
 // exportOf returns a template as an image.
-func exportOf(ctx context.Context, p Parts, t *extensions.SandboxTemplate) (x node.ImageExport, err error) {
+func exportOf(ctx context.Context, p Parts, t *extensions.SandboxTemplate) (x transfer.ImageExport, err error) {
 	name := t.Namespace + "/" + t.Name
 	spec := &t.Spec.PodTemplate.Spec
 	if len(spec.Containers) != 1 {
 		return x, fmt.Errorf("template %s has %d containers, an image is of one: %w", name, len(spec.Containers), errs.ErrInvalid)
 	}
-	x = node.ImageExport{Ref: spec.Containers[0].Image, Name: "barchan.local/" + t.Name + ":latest"}
+	x = transfer.ImageExport{Ref: spec.Containers[0].Image, Name: "barchan.local/" + t.Name + ":latest"}
 	build, err := buildOf(ctx, p, t)
 	if err != nil {
 		return x, err

@@ -127,33 +127,22 @@ func agentError(err error) error {
 	if err == nil || errors.Is(err, errSent) || errs.Kind(err) != nil {
 		return err
 	}
-	if status := (*envd.Error)(nil); errors.As(err, &status) {
-		switch status.Status {
-		case http.StatusNotFound:
-			return errs.Public(errs.ErrNotFound, status.Message)
-		case http.StatusBadRequest:
-			return errs.Public(errs.ErrInvalid, status.Message)
-		case http.StatusForbidden:
-			return errs.Public(errs.ErrForbidden, status.Message)
-		}
-		return errs.Public(errs.ErrUnavailable, status.Message)
-	}
-	rpc := (*connect.Error)(nil)
-	if !errors.As(err, &rpc) {
+	e := envd.ErrorOf(err)
+	if e == nil {
 		return fmt.Errorf("%w: %w", errs.ErrUnavailable, err)
 	}
 	kind := errs.ErrUnavailable
-	switch rpc.Code() { //nolint:exhaustive // the rest are unavailable
-	case connect.CodeNotFound:
+	switch e.Status {
+	case http.StatusNotFound:
 		kind = errs.ErrNotFound
-	case connect.CodeInvalidArgument, connect.CodeFailedPrecondition:
+	case http.StatusBadRequest:
 		kind = errs.ErrInvalid
-	case connect.CodePermissionDenied:
+	case http.StatusForbidden:
 		kind = errs.ErrForbidden
-	case connect.CodeAlreadyExists:
+	case http.StatusConflict:
 		kind = errs.ErrConflict
 	}
-	return errs.Public(kind, rpc.Message())
+	return errs.Public(kind, e.Message)
 }
 
 type entry struct {

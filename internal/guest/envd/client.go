@@ -2,6 +2,7 @@ package envd
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -53,6 +54,33 @@ type Error struct {
 // Error is the agent's message.
 func (e *Error) Error() string {
 	return fmt.Sprintf("agent answered %d: %s", e.Status, e.Message)
+}
+
+// ErrorOf returns an error of a call as the agent's response, with the status of HTTP that an RPC's code stands for. Nil: it is
+// another error.
+func ErrorOf(err error) *Error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	e, ok := errors.AsType[*connect.Error](err)
+	if !ok {
+		return nil
+	}
+	return &Error{Status: cmp.Or(statuses[e.Code()], http.StatusInternalServerError), Message: e.Message()}
+}
+
+var statuses = map[connect.Code]int{
+	connect.CodeInvalidArgument:    http.StatusBadRequest,
+	connect.CodeUnauthenticated:    http.StatusUnauthorized,
+	connect.CodePermissionDenied:   http.StatusForbidden,
+	connect.CodeNotFound:           http.StatusNotFound,
+	connect.CodeAlreadyExists:      http.StatusConflict,
+	connect.CodeFailedPrecondition: http.StatusConflict,
+	connect.CodeAborted:            http.StatusConflict,
+	connect.CodeResourceExhausted:  http.StatusTooManyRequests,
+	connect.CodeDeadlineExceeded:   http.StatusGatewayTimeout,
+	connect.CodeUnavailable:        http.StatusBadGateway,
+	connect.CodeUnimplemented:      http.StatusNotImplemented,
 }
 
 // NewClient checks the configuration and opens nothing.

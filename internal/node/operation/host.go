@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+	"github.com/barchan-dev/barchan/internal/node/operation/timing"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/node/references"
@@ -92,7 +93,7 @@ func (h *Host) Close() { h.Agents.Close() }
 
 // Operation returns an operation on the sandbox of a row, which it changes.
 func (h *Host) Operation(r *journal.Row) *Operation {
-	return &Operation{host: h, Row: r, timing: &timing{began: time.Now()}}
+	return &Operation{host: h, Row: r, Steps: timing.New()}
 }
 
 // AgentOf returns a client of the agent at an address.

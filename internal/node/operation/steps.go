@@ -30,6 +30,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/operation/timing"
 	"github.com/barchan-dev/barchan/internal/node/references"
 )
 
@@ -48,9 +49,10 @@ const maxConflicts = 32
 // Operation is the state of an operation on one sandbox. Each field is set by one step and only read by later
 // ones.
 type Operation struct {
-	host  *Host
-	Row   *journal.Row
-	Image ctrd.Image
+	*timing.Steps // nil for containers besides the first
+	host          *Host
+	Row           *journal.Row
+	Image         ctrd.Image
 
 	// Origin is the checkpoint that a new sandbox is created from; nil for its image.
 	Origin *checkpoint.Origin
@@ -70,7 +72,6 @@ type Operation struct {
 	resolved *references.Values
 	rootfs   ctrd.Rootfs
 	console  *oci.Console
-	timing   *timing // nil for containers besides the first
 }
 
 // step is one change of the host. Both functions may be repeated, and undo works whether do was never called,

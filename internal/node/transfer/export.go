@@ -35,6 +35,20 @@ func (x *Transfer) Export(
 	if err := x.cfg.Checkpoints.CheckRead(ref); err != nil {
 		return nil, nil, err
 	}
+	c, release, err := x.open(ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := x.export(ctx, c, config, withImage, progress)
+	if err != nil {
+		release()
+		return nil, nil, errs.Retryable(fmt.Errorf("export checkpoint %s/%s: %w", ref.Namespace, ref.Name, err))
+	}
+	return l, release, nil
+}
+
+// open returns a checkpoint, which is not removed until release is called.
+func (x *Transfer) open(ref sandbox.CheckpointRef) (c *checkpoint.Row, release func(), err error) {
 	k := x.cfg.Checkpoints.Find(ref.UID)
 	if k == nil {
 		return nil, nil, fmt.Errorf("checkpoint %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
@@ -43,12 +57,7 @@ func (x *Transfer) Export(
 	if !ok {
 		return nil, nil, fmt.Errorf("checkpoint %s/%s is being created or removed: %w", ref.Namespace, ref.Name, errs.ErrConflict)
 	}
-	l, err := x.export(ctx, c, config, withImage, progress)
-	if err != nil {
-		release()
-		return nil, nil, errs.Retryable(fmt.Errorf("export checkpoint %s/%s: %w", ref.Namespace, ref.Name, err))
-	}
-	return l, release, nil
+	return c, release, nil
 }
 
 func (x *Transfer) export(

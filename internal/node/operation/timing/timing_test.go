@@ -1,4 +1,4 @@
-package operation
+package timing
 
 import (
 	"errors"
@@ -10,10 +10,10 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
-// TestTiming: steps are in the order of their beginnings, and those that failed or took no time are left out.
-func TestTiming(t *testing.T) {
+// TestSteps: steps are in the order of their beginnings, and those that failed or took no time are left out.
+func TestSteps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &Operation{timing: &timing{began: time.Now()}}
+		w := New()
 		w.Began(time.Now().Add(-2 * time.Millisecond))
 		takes := func(d time.Duration, err error) func() error {
 			return func() error {
@@ -45,13 +45,13 @@ func TestTiming(t *testing.T) {
 	})
 }
 
-func TestTimingIsBounded(t *testing.T) {
-	w := &Operation{timing: &timing{began: time.Now()}}
+func TestStepsIsBounded(t *testing.T) {
+	w := New()
 	for range agents.MaxOperationSteps + 5 {
 		w.Record("step", time.Now().Add(-time.Second))
 	}
 	if got := len(w.Status(agents.OperationCreate).Steps); got != agents.MaxOperationSteps {
 		t.Errorf("%d steps, want %d", got, agents.MaxOperationSteps)
 	}
-	(&Operation{}).Record("of a container besides the first", time.Now().Add(-time.Second)) // does not panic
+	(*Steps)(nil).Record("of a container besides the first", time.Now().Add(-time.Second)) // does not panic
 }

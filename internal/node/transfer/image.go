@@ -1,4 +1,4 @@
-package node
+package transfer
 
 import (
 	"context"
@@ -31,52 +31,45 @@ type ImageExport struct {
 // ExportImage writes an image as a tar; see ctrd.ExportImage. The checkpoint is not removed meanwhile. Errors:
 // errs.ErrNotFound, there is no such image or checkpoint on the node; errs.ErrConflict, it is being made or removed;
 // errs.ErrExhausted, there is no space for the compressed layers.
-func (n *Node) ExportImage(ctx context.Context, x ImageExport, w io.Writer) error {
-	if err := n.awaitAdopted(ctx); err != nil {
-		return err
-	}
-	out := ctrd.ImageExport{Name: x.Name, Change: x.Change}
-	if x.Checkpoint == nil {
-		img, err := n.cfg.Containerd.Resolve(ctx, x.Ref)
+func (x *Transfer) ExportImage(ctx context.Context, what ImageExport, w io.Writer) error {
+	out := ctrd.ImageExport{Name: what.Name, Change: what.Change}
+	if what.Checkpoint == nil {
+		img, err := x.cfg.Containerd.Resolve(ctx, what.Ref)
 		if err != nil {
 			return err
 		}
 		out.Digest = img.Digest
-		return n.cfg.Containerd.ExportImage(ctx, out, w)
+		return x.cfg.Containerd.ExportImage(ctx, out, w)
 	}
-	k := n.checkpoints.Find(x.Checkpoint.UID)
-	if k == nil {
-		return fmt.Errorf("checkpoint %s/%s is not on this node: %w", x.Checkpoint.Namespace, x.Checkpoint.Name, errs.ErrNotFound)
-	}
-	c, release, ok := k.Open()
-	if !ok {
-		return fmt.Errorf("checkpoint %s/%s is being made or removed: %w", x.Checkpoint.Namespace, x.Checkpoint.Name, errs.ErrConflict)
-	}
-	defer release()
-	if err := n.cfg.CheckSpace(n.cfg.DataDir, c.FilesSize); err != nil {
-		return err
-	}
-	names, chain, err := n.cfg.Containerd.SnapshotsAbove(ctx, checkpoint.Snapshot(c.Ref.UID))
+	c, release, err := x.open(*what.Checkpoint)
 	if err != nil {
 		return err
 	}
-	base, err := n.cfg.Containerd.ImageContent(ctx, c.Digest)
+	defer release()
+	if err := x.cfg.CheckSpace(x.cfg.Checkpoints.Root(), c.FilesSize); err != nil {
+		return err
+	}
+	names, chain, err := x.cfg.Containerd.SnapshotsAbove(ctx, checkpoint.Snapshot(c.Ref.UID))
+	if err != nil {
+		return err
+	}
+	base, err := x.cfg.Containerd.ImageContent(ctx, c.Digest)
 	if err != nil {
 		return fmt.Errorf("image of checkpoint %s/%s: %w", c.Ref.Namespace, c.Ref.Name, err)
 	}
 	if base.Chain != chain {
 		return fmt.Errorf("files of checkpoint %s/%s are based on %s, but image %s is %s: %w", c.Ref.Namespace, c.Ref.Name, chain, c.Digest, base.Chain, errs.ErrConflict)
 	}
-	if x.WithoutMemory && c.Memory != nil {
+	if what.WithoutMemory && c.Memory != nil {
 		names = names[:len(names)-1]
 	}
 	out.Digest = c.Digest
 	for i, name := range names {
 		layer := ctrd.ExportLayer{Snapshot: name, CreatedBy: "# files of a checkpoint"}
-		if at := len(x.History) - len(names) + i; at >= 0 {
-			layer.CreatedBy = x.History[at]
+		if at := len(what.History) - len(names) + i; at >= 0 {
+			layer.CreatedBy = what.History[at]
 		}
 		out.Layers = append(out.Layers, layer)
 	}
-	return n.cfg.Containerd.ExportImage(ctx, out, w)
+	return x.cfg.Containerd.ExportImage(ctx, out, w)
 }

@@ -1,4 +1,5 @@
-package operation
+// Package timing records how long the steps of an operation on a sandbox take, for its status.
+package timing
 
 import (
 	"cmp"
@@ -11,25 +12,27 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
-// timing has the times of an operation's steps. Those of containers besides the first are not recorded: they are part of the
-// sandbox's step. It is safe for concurrent use.
-type timing struct {
+// Steps has the times of an operation's steps. Those of containers besides the first are not recorded: they are part of the
+// sandbox's step, and their Steps are nil. It is safe for concurrent use.
+type Steps struct {
 	began time.Time
 
 	mu    sync.Mutex
 	steps []agents.StepStatus // +checklocks:mu
 }
 
-// Began sets the start of an operation before its first step. Default: when the Operation was made.
-func (w *Operation) Began(at time.Time) { w.timing.began = at }
+// New starts an operation now.
+func New() *Steps { return &Steps{began: time.Now()} }
+
+// Began sets the start of an operation before its first step.
+func (t *Steps) Began(at time.Time) { t.began = at }
 
 // Record records a step that ends now.
-func (w *Operation) Record(step string, began time.Time) {
+func (t *Steps) Record(step string, began time.Time) {
 	took := time.Since(began).Round(time.Millisecond)
-	if w.timing == nil || took == 0 {
+	if t == nil || took == 0 {
 		return
 	}
-	t := w.timing
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.steps) < agents.MaxOperationSteps {
@@ -38,18 +41,17 @@ func (w *Operation) Record(step string, began time.Time) {
 }
 
 // Timed does something, and records it as a step if it succeeds.
-func (w *Operation) Timed(step string, do func() error) error {
+func (t *Steps) Timed(step string, do func() error) error {
 	began := time.Now()
 	err := do()
 	if err == nil {
-		w.Record(step, began)
+		t.Record(step, began)
 	}
 	return err
 }
 
 // Status returns the operation as one that ends now.
-func (w *Operation) Status(op agents.OperationType) agents.OperationStatus {
-	t := w.timing
+func (t *Steps) Status(op agents.OperationType) agents.OperationStatus {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	steps := slices.SortedStableFunc(slices.Values(t.steps), func(a, b agents.StepStatus) int { return cmp.Compare(a.After, b.After) })
