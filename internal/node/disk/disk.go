@@ -76,9 +76,6 @@ func Open(dir string) *Store {
 	return s
 }
 
-// Unavailable is a store without disks.
-func Unavailable(why error) *Store { return &Store{fault: why} }
-
 func globs(dir, pattern string) []string {
 	found, _ := filepath.Glob(filepath.Join(dir, pattern))
 	return found

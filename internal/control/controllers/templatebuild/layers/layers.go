@@ -73,9 +73,6 @@ type layer struct {
 	before, after settings
 }
 
-// last returns the number of a layer's last step, counted from 1.
-func (l *layer) last() int { return l.first + len(l.steps) }
-
 // checkpoint returns the name of the Checkpoint with a layer's files.
 func (l *layer) checkpoint() string { return "build-" + l.key }
 
