@@ -85,7 +85,10 @@ type Config struct {
 	EtcdCA        string
 	EtcdCert      string
 	EtcdKey       string
-	SecretsKey    string // file with the key of Secrets in the etcd inside; empty: one in the data directory
+	// MemoryEncryption encrypts stored memory with the keys in MemoryKey; empty: a file in the data directory.
+	MemoryEncryption bool
+	MemoryKey        string
+	SecretsKey       string // file with the key of Secrets in the etcd inside; empty: one in the data directory
 
 	ContainerdAddress   string // socket of one that runs already; empty: our own is started
 	ContainerdBinary    string // this and those below: empty: found, see package toolchain

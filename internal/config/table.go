@@ -87,6 +87,8 @@ func (c *Config) table() []Setting {
 		{Key: "etcdKey", ptr: &c.EtcdKey, Doc: "PEM key of etcdCert"},
 
 		{Key: "secretsKey", ptr: &c.SecretsKey, Doc: "file with the 32 bytes of the key that encrypts Secrets in the etcd inside (default <dataDir>/apiserver/secrets.key, which is made)"},
+		{Key: "memoryEncryption", ptr: &c.MemoryEncryption, Doc: "encrypt the memory of paused sandboxes and of snapshots on disk; slow on a kernel without AES instructions"},
+		{Key: "memoryKey", ptr: &c.MemoryKey, Doc: "file with one or more keys of 32 bytes that encrypt memory, the first of them new memory (default <dataDir>/node/memory.key, which is made)"},
 		{Key: "containerdAddress", ptr: &c.ContainerdAddress, Doc: "socket of an existing containerd, instead of our own"},
 		{Key: "containerdBinary", ptr: &c.ContainerdBinary, Doc: "containerd v2 (default <cacheDir>/bin, then PATH)"},
 		{Key: "containerdNamespace", ptr: &c.ContainerdNamespace, Doc: "containerd namespace of our images and containers"},

@@ -449,9 +449,9 @@ func (c *Config) checkTelemetry() error {
 	case c.AuditLogFiles < 1 || c.AuditLogFiles > maxAuditFiles:
 		return invalid("auditLogFiles", "%d is not from 1 to %d", c.AuditLogFiles, maxAuditFiles)
 	case c.AuditLog != AuditOff:
-		return absolute("auditLog", c.AuditLog, "secretsKey", c.SecretsKey)
+		return absolute("auditLog", c.AuditLog, "secretsKey", c.SecretsKey, "memoryKey", c.MemoryKey)
 	}
-	return absolute("secretsKey", c.SecretsKey)
+	return absolute("secretsKey", c.SecretsKey, "memoryKey", c.MemoryKey)
 }
 
 // absolute takes pairs of key and path; an empty path is fine.

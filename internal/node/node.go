@@ -32,6 +32,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/inventory"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/memstore"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/operation"
@@ -65,6 +66,10 @@ type Config struct {
 	// MemoryDir has the memory of paused sandboxes; empty means below DataDir. Its file system should be as durable as that
 	// of DataDir.
 	MemoryDir string
+	// EncryptMemory encrypts the memory of paused sandboxes and checkpoints that is written from now on. MemoryKey is the file with
+	// the keys, of 32 bytes each, of which the first is for new memory; a missing one is made. Empty means below DataDir.
+	EncryptMemory bool
+	MemoryKey     string
 	// StoreAfter is how long a gVisor sandbox is frozen before its memory is moved to disk; zero means never.
 	StoreAfter time.Duration
 	// ReleaseAddresses releases the addresses of sandboxes on disk; a resume allocates others.
@@ -166,6 +171,7 @@ type Node struct {
 
 	handles *registry.Registry
 	disks   *disk.Store
+	memory  *memstore.Store
 	// Volumes outlive sandboxes.
 	Volumes   *volumes.Store
 	measuring singleflight.Group // of disk usage
@@ -232,6 +238,7 @@ func complete(cfg *Config) error {
 	}
 	setHooks(cfg)
 	cfg.MemoryDir = cmp.Or(cfg.MemoryDir, filepath.Join(cfg.DataDir, "memory"))
+	cfg.MemoryKey = cmp.Or(cfg.MemoryKey, filepath.Join(cfg.DataDir, "memory.key"))
 	cfg.DefaultClass = cmp.Or(cfg.DefaultClass, oci.GVisor)
 	cfg.CoolDown = cmp.Or(cfg.CoolDown, DefaultCoolDown)
 	cfg.StartTimeout = cmp.Or(cfg.StartTimeout, DefaultStartTimeout)
@@ -284,9 +291,13 @@ func (n *Node) open() error {
 		n.handles = registry.New(registry.Config{Journal: n.journal, Absent: n.absent(), Journalled: n.cfg.Journalled, ObserveStep: n.observeStep})
 		n.allocator, err = n.openAllocator()
 	}
+	n.disks = disk.Open(filepath.Join(n.cfg.DataDir, "disks"))
+	n.memory = memstore.New(memstore.Config{
+		Dir: n.cfg.DataDir, Plain: n.cfg.MemoryDir, Encrypt: n.cfg.EncryptMemory, KeyFile: n.cfg.MemoryKey, Disks: n.disks,
+	})
 	if err == nil {
 		n.checkpoints, err = checkpoint.Open(checkpoint.Config{
-			DB: db, Dir: filepath.Join(n.cfg.DataDir, "checkpoints"), Node: n.cfg.Name, Containerd: n.cfg.Containerd,
+			DB: db, Memory: n.memory, Dir: filepath.Join(n.cfg.DataDir, "checkpoints"), Node: n.cfg.Name, Containerd: n.cfg.Containerd,
 			ImageUsed: func(digest string) bool { return len(n.imageUsers(digest)) > 0 }, Journalled: n.cfg.Journalled, Log: n.log,
 		})
 	}
@@ -299,7 +310,6 @@ func (n *Node) open() error {
 	if err != nil {
 		return errors.Join(err, db.Close())
 	}
-	n.disks = disk.Open(filepath.Join(n.cfg.DataDir, "disks"))
 	if err := n.disks.Fault(); err != nil {
 		n.log.Warn("disks of sandboxes not bounded", telemetry.Error, err)
 	}
@@ -308,7 +318,7 @@ func (n *Node) open() error {
 	}
 	n.inventory = n.newScanner()
 	n.host = operation.NewHost(operation.HostConfig{
-		Name: n.cfg.Name, DataDir: n.cfg.DataDir, MemoryDir: n.cfg.MemoryDir, CgroupParent: n.cfg.CgroupParent,
+		Name: n.cfg.Name, DataDir: n.cfg.DataDir, MemoryDir: n.cfg.MemoryDir, Memory: n.memory, CgroupParent: n.cfg.CgroupParent,
 		Containerd: n.cfg.Containerd, Images: n.images, Network: n.network, Subnet6: n.cfg.Network.Subnet6,
 		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints, Volumes: n.Volumes, Disks: n.disks,
 		AgentToken: n.cfg.AgentToken, Objects: n.cfg.Objects, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
@@ -320,7 +330,7 @@ func (n *Node) open() error {
 		Event: n.cfg.Event, OOMKills: n.oomKills,
 	})
 	n.suspender = suspend.New(suspend.Config{
-		Log: n.log, Host: n.host, Registry: n.handles, Runtimes: n.runtimes, Allocator: n.allocator, MemoryDir: n.cfg.MemoryDir,
+		Log: n.log, Host: n.host, Registry: n.handles, Runtimes: n.runtimes, Allocator: n.allocator, MemoryDirs: n.memory.SandboxDirs,
 		StoreAfter: n.cfg.StoreAfter, ReleaseAddresses: n.cfg.ReleaseAddresses, Absent: n.absent, SetRunning: n.supervisor.SetRunning, Changes: n.dirty,
 		Refuse: n.cfg.Refuse, Later: n.tasks.Start, ObserveStep: n.cfg.ObserveStep,
 	})
@@ -353,7 +363,7 @@ func (n *Node) openAllocator() (*ipam.Allocator, error) {
 
 func (n *Node) newScanner() *inventory.Scanner {
 	s := &inventory.Scanner{
-		DataDir: n.cfg.DataDir, MemoryDir: n.cfg.MemoryDir, CgroupParent: n.cfg.CgroupParent, Network: n.cfg.Network,
+		DataDir: n.cfg.DataDir, Memory: n.memory, CgroupParent: n.cfg.CgroupParent, Network: n.cfg.Network,
 		Containerd: n.cfg.Containerd, Devices: n.network, Runtimes: n.runtimes, Handles: n.handles, Journal: n.journal,
 		Allocator: n.allocator, Checkpoints: n.checkpoints,
 	}
@@ -387,6 +397,9 @@ func (n *Node) openReconciler() (err error) {
 	return err
 }
 
+// StoredMemory returns whether memory that is written now is encrypted, and details for an operator.
+func (n *Node) StoredMemory() (state, detail string) { return n.memory.Describe() }
+
 // Close closes what New opened. Sandboxes keep running. Run must have returned.
 func (n *Node) Close() error {
 	n.host.Close()
@@ -405,6 +418,9 @@ func (n *Node) Run(ctx context.Context) error {
 		return err
 	}
 	if err := n.runtimes.Install(ctx); err != nil {
+		return err
+	}
+	if err := n.memory.Open(ctx); err != nil {
 		return err
 	}
 	if err := n.network.Open(ctx); err != nil {

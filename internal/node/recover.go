@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -74,5 +74,5 @@ func (n *Node) needsBuild(sha string) (bool, error) {
 	if err != nil || found {
 		return found, err
 	}
-	return programs.ImagesMention(sha, n.cfg.MemoryDir, filepath.Join(n.cfg.DataDir, "checkpoints"))
+	return programs.ImagesMention(sha, slices.Concat(n.memory.SandboxDirs(), n.memory.CheckpointDirs(), []string{n.checkpoints.Root()})...)
 }

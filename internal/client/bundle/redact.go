@@ -23,7 +23,7 @@ type redactor struct{ literals *strings.Replacer }
 // newRedactor reads the credentials of the data directory. One that cannot be read cannot be in what this user reads either.
 func newRedactor(settings *config.Resolved) *redactor {
 	files, _ := filepath.Glob(filepath.Join(settings.DataDir, "credentials", "*"))
-	files = append(files, settings.TokenSecret, settings.SecretsKey, settings.ACMEUpdateKeyFile)
+	files = append(files, settings.TokenSecret, settings.SecretsKey, settings.MemoryKey, settings.ACMEUpdateKeyFile)
 	var pairs []string
 	for _, name := range files {
 		for _, line := range readCredential(name) {

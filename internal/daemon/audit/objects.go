@@ -133,7 +133,7 @@ func strayFiles(cfg *config.Config) (stray []string, err error) {
 	notOurs := []string{
 		filepath.Join(cfg.DataDir, "containerd"), filepath.Join(cfg.DataDir, "apiserver", "etcd"), filepath.Join(cfg.DataDir, "node", "memory"),
 		filepath.Join(cfg.DataDir, "node", "sandboxes"), filepath.Join(cfg.DataDir, "node", "claims"), filepath.Join(cfg.DataDir, "node", "volumes"),
-		filepath.Join(cfg.DataDir, "node", "checkpoints"), filepath.Join(cfg.DataDir, "builds"), filepath.Join(cfg.DataDir, "events"), cfg.RunDir, cfg.CacheDir,
+		filepath.Join(cfg.DataDir, "node", "checkpoints"), filepath.Join(cfg.DataDir, "node", "encrypted"), filepath.Join(cfg.DataDir, "builds"), filepath.Join(cfg.DataDir, "events"), cfg.RunDir, cfg.CacheDir,
 		filepath.Join(cfg.DataDir, "server"), // of a process of its own, which checks it
 	}
 	err = filepath.WalkDir(cfg.DataDir, func(path string, d fs.DirEntry, err error) error {

@@ -146,6 +146,7 @@ func (m *Machine) nodeConfig(cfg *config.Config, log *slog.Logger, h Hooks) (nod
 			Rates:       rates.Limits{Bytes: uint64(cfg.SandboxBandwidth.Value()) / 8, Packets: uint64(cfg.SandboxPackets)}, Log: log,
 		},
 		InternalZones: cfg.InternalZones, CgroupParent: cfg.CgroupParent, DefaultDisk: cfg.SandboxDisk.Value(),
+		EncryptMemory: cfg.MemoryEncryption, MemoryKey: cfg.MemoryKey,
 		DefaultLimits: oci.Limits{
 			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),
 		},
@@ -306,7 +307,9 @@ func (m *Machine) Components(ctx context.Context) (out []adminclient.Component) 
 	} else {
 		disks.Path = mke2fs
 	}
-	return append(out, disks)
+	memory := adminclient.Component{Name: "stored memory"}
+	memory.State, memory.Version = m.Node.StoredMemory()
+	return append(out, disks, memory)
 }
 
 // RemoveLeftovers removes all host resources of a data directory.

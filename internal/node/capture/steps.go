@@ -331,6 +331,9 @@ func (p *work) linkMemory(ctx context.Context) error {
 		if err = os.Mkdir(to, 0o700); err == nil {
 			err = filetree.NewCopy(to, from).FinalCopy(ctx)
 		}
+		if err == nil {
+			err = durable.SyncFilesystem(to)
+		}
 	}
 	if err != nil {
 		return err

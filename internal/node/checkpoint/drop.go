@@ -16,6 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/base/volumetree"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // eraseTimeout bounds the removal of a checkpoint after its request has ended.
@@ -85,7 +86,7 @@ func (s *Store) drop(ctx context.Context, k *Handle) error {
 }
 
 func (s *Store) removeData(ctx context.Context, uid types.UID) error {
-	failures := []error{s.cfg.Containerd.RemoveCopy(ctx, Snapshot(uid))}
+	failures := []error{memimage.Remove(s.MemoryDir(uid)), s.cfg.Containerd.RemoveCopy(ctx, Snapshot(uid))}
 	if err := volumetree.RemoveAll(ctx, s.Dir(uid)); err != nil {
 		failures = append(failures, fmt.Errorf("remove files of a checkpoint: %w", err))
 	}
@@ -147,6 +148,14 @@ func (s *Store) Orphans(ctx context.Context) (orphans map[types.UID][]string, in
 		err = nil
 	}
 	failures := []error{err}
+	images := map[types.UID]bool{}
+	for _, dir := range s.cfg.Memory.CheckpointDirs() {
+		names, err := memimage.List(dir)
+		failures = append(failures, err)
+		for _, name := range names {
+			images[types.UID(name)] = true
+		}
+	}
 	committed, err := s.cfg.Containerd.Committed(ctx)
 	failures = append(failures, err)
 	addKnown() // those created meanwhile
@@ -165,6 +174,11 @@ func (s *Store) Orphans(ctx context.Context) (orphans map[types.UID][]string, in
 	for _, one := range committed {
 		if uid, ok := strings.CutPrefix(one.Name, prefix); ok {
 			add(types.UID(uid), "checkpoint snapshot "+one.Name)
+		}
+	}
+	for uid := range images {
+		if _, kept := unread[uid]; rows[uid] == nil && !kept {
+			orphans[uid] = append(orphans[uid], "memory of a checkpoint "+string(uid))
 		}
 	}
 	if err := errors.Join(failures...); err != nil {

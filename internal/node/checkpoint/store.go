@@ -27,6 +27,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/keyedlock"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/memstore"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
@@ -34,7 +35,7 @@ import (
 // A checkpoint is a row of the database, a directory and a committed snapshot, whose names derive
 // from the checkpoint's UID:
 //
-//	<DataDir>/checkpoints/<UID>/memory    the image of the memory, if it has one
+//	<DataDir>/checkpoints/<UID>/memory    the image of the memory, if it has one; encrypted, it is in a directory of package memstore
 //	<DataDir>/checkpoints/<UID>/agent     the agent running in it, if it has one
 //	<DataDir>/checkpoints/<UID>/volumes   the content of the sandbox's volumes
 //	snapshot checkpoint-<UID>             the writes to the sandbox's copy of its image
@@ -119,7 +120,7 @@ func (s *Store) Dir(uid types.UID) string {
 
 // MemoryDir has the memory image of a checkpoint.
 func (s *Store) MemoryDir(uid types.UID) string {
-	return filepath.Join(s.Dir(uid), "memory")
+	return s.cfg.Memory.Checkpoint(string(uid))
 }
 
 // AgentFile is the agent that the checkpoint was created with.
@@ -170,6 +171,8 @@ type Config struct {
 	DB *bolt.DB
 	// Dir is for the files of checkpoints.
 	Dir string
+	// Memory has the images of memory.
+	Memory *memstore.Store
 	// Node is the node's name in descriptions.
 	Node       string
 	Containerd *ctrd.Client
@@ -390,8 +393,7 @@ func (s *Store) Move(k *Handle, c *Row, to Stage) error {
 
 // Erase removes a checkpoint with all its data, its row last. It may be repeated.
 func (s *Store) Erase(ctx context.Context, k *Handle) error {
-	failures := []error{memimage.Remove(s.MemoryDir(k.ref.UID)), s.removeData(ctx, k.ref.UID), s.dropBase(ctx, k)}
-	if err := errors.Join(failures...); err != nil {
+	if err := errors.Join(s.removeData(ctx, k.ref.UID), s.dropBase(ctx, k)); err != nil {
 		return errs.Retryable(err)
 	}
 	failpoint.Reach("checkpoint/removed")

@@ -122,6 +122,23 @@ func (s *Store) Mount(ctx context.Context, image, dir string, bytes int64) error
 	return nil
 }
 
+// MountEncryptable is Mount for a disk whose directories the kernel can encrypt.
+func (s *Store) MountEncryptable(ctx context.Context, image, dir string, bytes int64) error {
+	if s.fault != nil {
+		return s.fault
+	}
+	if _, err := os.Stat(image); errors.Is(err, fs.ErrNotExist) {
+		temp := image + makingSuffix
+		if err := s.format(ctx, temp, sizeOf(bytes), bytes, "-O", "encrypt"); err != nil {
+			return errors.Join(err, removeFile(temp))
+		}
+		if err := os.Rename(temp, image); err != nil {
+			return errors.Join(err, removeFile(temp))
+		}
+	}
+	return s.Mount(ctx, image, dir, bytes)
+}
+
 // lock takes the lock of an image.
 //
 // +checklocksignore
@@ -265,7 +282,7 @@ func (s *Store) template(ctx context.Context, size, bytes int64) (string, error)
 	return path, nil
 }
 
-func (s *Store) format(ctx context.Context, path string, size, bytes int64) error {
+func (s *Store) format(ctx context.Context, path string, size, bytes int64, options ...string) error {
 	if err := removeFile(path); err != nil {
 		return err
 	}
@@ -276,9 +293,10 @@ func (s *Store) format(ctx context.Context, path string, size, bytes int64) erro
 	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
 		return err
 	}
-	out, err := exec.CommandContext(ctx, s.mke2, "-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-I", fmt.Sprint(inodeSize),
+	args := append(options, "-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-I", fmt.Sprint(inodeSize),
 		"-N", fmt.Sprint(inodesOf(min(max(bytes, minimum), maximum))), "-J", fmt.Sprintf("size=%d", journalSize),
-		"-E", "lazy_itable_init=1,nodiscard", path).CombinedOutput()
+		"-E", "lazy_itable_init=1,nodiscard", path)
+	out, err := exec.CommandContext(ctx, s.mke2, args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("mke2fs: %w: %s", err, out)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/memstore"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
@@ -45,7 +46,8 @@ const (
 
 // Scanner reads the host through the owners of its parts. All fields are required.
 type Scanner struct {
-	DataDir, MemoryDir, CgroupParent string
+	DataDir, CgroupParent string
+	Memory                *memstore.Store
 	// RuntimeRoots are the state directories of the runtimes.
 	RuntimeRoots []string
 	// Network has the IPv6 prefix and the number of spare networks.
@@ -114,8 +116,10 @@ func (s *Scanner) Scan(ctx context.Context) (Inventory, error) {
 	add(kindDir, dirs, err)
 	claims, err := Entries(filepath.Join(s.DataDir, "claims"))
 	add(KindClaims, claims, err)
-	images, err := memimage.List(s.MemoryDir)
-	add(kindMemory, images, err)
+	for _, dir := range s.Memory.SandboxDirs() {
+		images, err := memimage.List(dir)
+		add(kindMemory, images, err)
+	}
 	groups, err := cgroups.List(s.CgroupParent)
 	add(KindCgroup, groups, err)
 	mounts, err := s.Mounts()

@@ -20,6 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/images"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/memstore"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
@@ -34,6 +35,8 @@ import (
 type HostConfig struct {
 	// Name is the node's name; DataDir, MemoryDir and CgroupParent are as in the node's configuration.
 	Name, DataDir, MemoryDir, CgroupParent string
+	// Memory has the images of memory.
+	Memory *memstore.Store
 
 	Containerd *ctrd.Client
 	Images     *images.Store
@@ -194,4 +197,4 @@ func (h *Host) DiskUsed(ctx context.Context, r *journal.Row) (int64, error) {
 func (h *Host) Cgroup(id string) string { return path.Join(h.cfg.CgroupParent, id) }
 
 // MemoryDir has the stored memory of a sandbox.
-func (h *Host) MemoryDir(id string) string { return filepath.Join(h.cfg.MemoryDir, id) }
+func (h *Host) MemoryDir(id string) string { return h.cfg.Memory.Sandbox(id) }

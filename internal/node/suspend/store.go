@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -191,13 +192,16 @@ func whereOf(r *journal.Row) string {
 // RemoveOrphans removes memory images of running or unknown sandboxes, and parts that an interruption left. It keeps those of
 // the sandboxes in keep. Nothing may write there meanwhile. It needs no lock.
 func (p *Suspender) RemoveOrphans(ctx context.Context, keep map[string]bool) error {
-	failures := []error{memimage.Sweep(p.cfg.MemoryDir)}
-	names, err := memimage.List(p.cfg.MemoryDir)
-	failures = append(failures, err)
-	for _, id := range names {
-		if !keep[id] {
-			p.cfg.Log.InfoContext(ctx, "orphaned memory image removed", "id", id)
-			failures = append(failures, memimage.Remove(p.cfg.Host.MemoryDir(id)))
+	var failures []error
+	for _, dir := range p.cfg.MemoryDirs() {
+		failures = append(failures, memimage.Sweep(dir))
+		names, err := memimage.List(dir)
+		failures = append(failures, err)
+		for _, id := range names {
+			if !keep[id] {
+				p.cfg.Log.InfoContext(ctx, "orphaned memory image removed", "id", id)
+				failures = append(failures, memimage.Remove(filepath.Join(dir, id)))
+			}
 		}
 	}
 	return errors.Join(failures...)

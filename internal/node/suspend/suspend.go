@@ -37,12 +37,12 @@ import (
 
 // Config is what New needs; every field is required unless it says so.
 type Config struct {
-	Log       *slog.Logger
-	Host      *operation.Host
-	Registry  *registry.Registry
-	Runtimes  *programs.Runtimes
-	Allocator *ipam.Allocator
-	MemoryDir string
+	Log        *slog.Logger
+	Host       *operation.Host
+	Registry   *registry.Registry
+	Runtimes   *programs.Runtimes
+	Allocator  *ipam.Allocator
+	MemoryDirs func() []string
 	// StoreAfter is how long memory stays in RAM; 0 or less: until the sandbox is resumed or removed.
 	StoreAfter time.Duration
 	// ReleaseAddresses releases the addresses of sandboxes on disk.

@@ -297,6 +297,9 @@ func (p *importOp) finish(ctx context.Context) error {
 				img.Digest, img.Build.SHA256, p.c.Memory.Digest, p.c.Memory.Build.SHA256, errs.ErrInvalid)
 		}
 		p.c.Memory = &checkpoint.Memory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
+		if err := durable.SyncFilesystem(p.x.cfg.Checkpoints.MemoryDir(p.c.Ref.UID)); err != nil { // maybe another than the rest's
+			return err
+		}
 	}
 	return durable.SyncFilesystem(p.x.cfg.Checkpoints.Root())
 }

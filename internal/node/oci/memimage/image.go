@@ -25,8 +25,8 @@ import (
 const (
 	// manifestName is the file that describes an image, written last.
 	manifestName = "image.json"
-	// partSuffix marks directories of images that are being written or removed.
-	partSuffix = ".part"
+	// PartSuffix marks directories of images that are being written or removed.
+	PartSuffix = ".part"
 	// maxManifest bounds a manifest in bytes; one of a tebibyte of memory has less. An import may bring any.
 	maxManifest = 4 << 20
 )
@@ -147,7 +147,7 @@ func (i Image) checkSums() error {
 
 // Remove removes an image's directory, atomically as seen by Read. None is success.
 func Remove(dir string) error {
-	part := dir + partSuffix
+	part := dir + PartSuffix
 	if err := os.RemoveAll(part); err != nil {
 		return fmt.Errorf("remove checkpoint: %w", err)
 	}
@@ -163,7 +163,7 @@ func Remove(dir string) error {
 // Sweep removes leftovers of interrupted checkpoints, links and removals from a directory of
 // images. No such operation may be running.
 func Sweep(parent string) error {
-	left, err := filepath.Glob(filepath.Join(parent, "*"+partSuffix))
+	left, err := filepath.Glob(filepath.Join(parent, "*"+PartSuffix))
 	if err != nil {
 		return fmt.Errorf("sweep checkpoints: %w", err)
 	}
@@ -184,7 +184,7 @@ func List(parent string) (names []string, err error) {
 		return nil, fmt.Errorf("list checkpoints: %w", err)
 	}
 	for _, e := range entries {
-		if name := strings.TrimSuffix(e.Name(), partSuffix); !slices.Contains(names, name) {
+		if name := strings.TrimSuffix(e.Name(), PartSuffix); !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -230,7 +230,7 @@ func Begin(dir string) (part string, err error) {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	part = dir + partSuffix
+	part = dir + PartSuffix
 	if err := os.RemoveAll(part); err != nil {
 		return "", err
 	}

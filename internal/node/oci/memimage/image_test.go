@@ -129,7 +129,7 @@ func TestLinkImage(t *testing.T) {
 	if err := Link(t.Context(), from+"-none", to); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("no image: %v", err)
 	}
-	must(t, os.Mkdir(to+partSuffix, 0o700)) // of an interrupted link
+	must(t, os.Mkdir(to+PartSuffix, 0o700)) // of an interrupted link
 	must(t, Link(t.Context(), from, to))
 	if err := Link(t.Context(), from, to); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("again: %v", err)
@@ -178,7 +178,7 @@ func TestReadRefuses(t *testing.T) {
 
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(dir, "a"+partSuffix, "x"), 0o700))
+	must(t, os.MkdirAll(filepath.Join(dir, "a"+PartSuffix, "x"), 0o700))
 	must(t, os.MkdirAll(filepath.Join(dir, "b"), 0o700))
 	must(t, Sweep(dir))
 	entries, err := os.ReadDir(dir)
