@@ -56,9 +56,6 @@ var names = []string{
 	// A migration begins, and is done but not in the ledger.
 	"migrate/leases", "migrate/moved",
 
-	// Memory on disk is encrypted: the file of keys is made, the file system mounted, the directories of the key exist.
-	"memory/key_made", "memory/mounted", "memory/encrypted",
-
 	// The image of a disk has its name.
 	"disk/made",
 

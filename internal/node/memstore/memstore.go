@@ -27,7 +27,6 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/node/disk"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
@@ -79,7 +78,6 @@ func (s *Store) Open(ctx context.Context) error {
 	if err := s.mount(ctx); err != nil {
 		return err
 	}
-	failpoint.Reach("memory/mounted")
 	identifiers, err := s.unlock()
 	if err != nil {
 		return err
@@ -88,7 +86,6 @@ func (s *Store) Open(ctx context.Context) error {
 		if err := s.make(identifiers[0]); err != nil {
 			return fmt.Errorf("encrypt stored memory in %s: %w", s.root(), err)
 		}
-		failpoint.Reach("memory/encrypted")
 	}
 	s.keys.Store(&identifiers)
 	return nil
@@ -170,7 +167,6 @@ func (s *Store) readKeys(may bool) ([][]byte, error) {
 		if err := durable.WriteFile(s.cfg.KeyFile, text, 0o600); err != nil {
 			return nil, fmt.Errorf("write the key of stored memory: %w", err)
 		}
-		failpoint.Reach("memory/key_made")
 	case err != nil:
 		return nil, fmt.Errorf("read the key of stored memory: %w", err)
 	case len(text) == 0 || len(text)%keySize != 0:
