@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/daemon/reserve"
 	"github.com/barchan-dev/barchan/internal/node/disk"
+	"github.com/barchan-dev/barchan/internal/node/memstore"
 )
 
 // RemoveAll removes what servers left of a data directory that no server uses: sandboxes,
@@ -57,6 +58,11 @@ func RemoveAll(ctx context.Context, cfg config.Config, log *slog.Logger, progres
 
 // removeMachine removes what runs or lies on this machine outside the directories.
 func removeMachine(ctx context.Context, cfg config.Config, log *slog.Logger, removed func(string)) error {
+	// Encrypted memory goes as a whole, so that a lost key does not matter.
+	if err := memstore.Discard(filepath.Join(cfg.DataDir, "node")); err != nil {
+		return err
+	}
+	cfg.MemoryEncryption = false
 	m, err := machine.New(&cfg, log, machine.Hooks{})
 	if err != nil {
 		return err

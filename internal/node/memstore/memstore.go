@@ -66,8 +66,24 @@ func New(cfg Config) *Store {
 	return s
 }
 
-func (s *Store) root() string  { return filepath.Join(s.cfg.Dir, "encrypted") }
-func (s *Store) image() string { return filepath.Join(s.cfg.Dir, "encrypted.img") }
+func (s *Store) root() string  { return rootOf(s.cfg.Dir) }
+func (s *Store) image() string { return s.root() + imageSuffix }
+
+const imageSuffix = ".img"
+
+func rootOf(dir string) string { return filepath.Join(dir, "encrypted") }
+
+// Discard removes all encrypted memory of a node's data directory, for which it needs no key. No node may use it.
+func Discard(dir string) error {
+	root := rootOf(dir)
+	if err := disk.Discard(root); err != nil {
+		return err
+	}
+	if err := errors.Join(os.RemoveAll(root), os.RemoveAll(root+imageSuffix)); err != nil {
+		return fmt.Errorf("remove encrypted memory: %w", err)
+	}
+	return nil
+}
 
 // Open mounts the file system of encrypted images, gives the kernel their keys, and removes empty directories of earlier keys. A
 // missing key of an existing image is an errs.ErrInvalid that names the file; the image stays as it is.
@@ -132,7 +148,7 @@ func (s *Store) unlock() (identifiers []string, err error) {
 		identifiers = append(identifiers, id)
 	}
 	if len(present) > 0 {
-		return nil, s.missing("it lacks the key "+present[0], present[0])
+		return nil, s.missing("it lacks key "+present[0], present[0])
 	}
 	return identifiers, nil
 }
@@ -158,7 +174,7 @@ func (s *Store) readKeys(may bool) ([][]byte, error) {
 	text, err := os.ReadFile(s.cfg.KeyFile)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && !may:
-		return nil, s.missing("it does not exist", "*")
+		return nil, s.missing("there is no such file", "*")
 	case errors.Is(err, fs.ErrNotExist) && !s.cfg.Encrypt:
 		return nil, nil
 	case errors.Is(err, fs.ErrNotExist):
@@ -177,7 +193,7 @@ func (s *Store) readKeys(may bool) ([][]byte, error) {
 }
 
 func (s *Store) missing(what, id string) error {
-	return fmt.Errorf("key of stored memory %s: %s of the images in %s; restore it from a backup, or remove these directories to give up the memory: %w",
+	return fmt.Errorf("key of stored memory %s: %s, which the images in %s need; restore it from a backup, or remove these directories to give up the memory: %w",
 		s.cfg.KeyFile, what, filepath.Join(s.root(), "*", id), errs.ErrInvalid)
 }
 

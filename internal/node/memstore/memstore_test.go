@@ -210,8 +210,8 @@ func TestKeyIsWrong(t *testing.T) {
 		key   []byte
 		wants string
 	}{
-		{"missing", nil, "does not exist"},
-		{"another", bytes.Repeat([]byte{1}, 32), "it lacks the key"},
+		{"missing", nil, "there is no such file"},
+		{"another", bytes.Repeat([]byte{1}, 32), "it lacks key"},
 		{"cut", right[:31], "it has 31 bytes, want 32"},
 		{"empty", []byte{}, "it has 0 bytes"},
 	} {
@@ -277,4 +277,22 @@ func TestClearContentIsRefused(t *testing.T) {
 	if err := h.store(true).Open(t.Context()); !errors.Is(err, unix.ENOTEMPTY) {
 		t.Errorf("content in the clear: %v", err)
 	}
+}
+
+// All is removed without the key.
+func TestDiscard(t *testing.T) {
+	h := newHost(t)
+	h.write(h.open(true).Sandbox("s"))
+	h.reboot()
+	must(t, os.Remove(h.key))
+	if err := h.store(false).Open(t.Context()); !errors.Is(err, errs.ErrInvalid) { // it has mounted the image
+		t.Errorf("without a key: %v", err)
+	}
+	for range 2 {
+		must(t, memstore.Discard(h.dir))
+	}
+	if left, err := filepath.Glob(filepath.Join(h.dir, "encrypted*")); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	must(t, h.store(false).Open(t.Context()))
 }
