@@ -86,7 +86,7 @@ elif ((${#race[@]} == 0)); then
 	export TEST_UNTIL=${TEST_UNTIL:-$((EPOCHSECONDS + 480))}
 	packages=$(go list ./... | grep -vE '/(test/e2e|internal/node)$' | tr '\n' ' ')
 	# A test that hangs must not take the time of all.
-	run packages "$packages" -p=2 -timeout=20m "$@" || status=$?
+	run packages "$packages" -p=3 -timeout=20m "$@" || status=$?
 	scripts/build.sh failpoints # the tests need it, and compilers would slow down their sandboxes
 	run sandboxes "./test/e2e ./internal/node" -p=2 -timeout=40m "$@" || status=$?
 else

@@ -76,6 +76,9 @@ func Open(dir string) *Store {
 	return s
 }
 
+// Unavailable is a store without disks, for tests.
+func Unavailable(why error) *Store { return &Store{fault: why} }
+
 func globs(dir, pattern string) []string {
 	found, _ := filepath.Glob(filepath.Join(dir, pattern))
 	return found
