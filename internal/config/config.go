@@ -279,7 +279,7 @@ func Default() Config {
 		SandboxBandwidth:    resource.MustParse("4G"),
 		SandboxPackets:      200_000,
 		SandboxRequests:     2000,
-		ClientConnections:   10_000,
+		ClientConnections:   2_000,
 		AuditLogSize:        resource.MustParse("100Mi"),
 		AuditLogFiles:       10,
 		OTLPSamplePercent:   100,
