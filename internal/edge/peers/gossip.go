@@ -146,8 +146,9 @@ func (e events) NotifyAlive(n *memberlist.Node) error {
 
 // NotifyConflict is called for a member at two addresses: two members of one name, or one that has
 // moved and whose old process is not yet known to be dead.
-func (e events) NotifyConflict(_, _ *memberlist.Node) {
+func (e events) NotifyConflict(_, other *memberlist.Node) {
 	e.r.metrics.gossip.WithLabelValues(gossipName).Inc()
+	e.r.onMoved(other)
 }
 
 // logBridge writes memberlist's log into slog. Most lines are about strangers and dead members, so

@@ -326,6 +326,18 @@ func (r *Replica) onJoin(n *memberlist.Node) {
 	signal(r.learnt)
 }
 
+// onMoved records the other address of a member. Once its old process is known to be dead, rejoin contacts it there: its
+// own next exchange of state may be a minute away.
+func (r *Replica) onMoved(n *memberlist.Node) {
+	m, err := memberOf(n)
+	if err != nil || m.Name == r.cfg.Name {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.known[m.Name] = savedMember{m.Gossip, time.Now()}
+}
+
 // onLeave records a member that has left. memberlist does not report whether it left gracefully, so
 // rejoin tries to reach it in any case.
 func (r *Replica) onLeave(n *memberlist.Node) {
