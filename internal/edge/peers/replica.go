@@ -330,7 +330,7 @@ func (r *Replica) onJoin(n *memberlist.Node) {
 // own next exchange of state may be a minute away.
 func (r *Replica) onMoved(n *memberlist.Node) {
 	m, err := memberOf(n)
-	if err != nil || m.Name == r.cfg.Name {
+	if err != nil || m.Name == r.cfg.Name || r.cfg.StateFile == "" {
 		return
 	}
 	r.mu.Lock()
