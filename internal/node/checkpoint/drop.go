@@ -131,8 +131,7 @@ func (s *Store) Settle(ctx context.Context) (undone int) {
 	return undone
 }
 
-// Orphans finds directories and containerd snapshots of checkpoints without a row, by UID, as lines
-// for operators; and rows with missing data.
+// Orphans finds data of checkpoints without a row, by UID, as lines for operators; and rows with missing data.
 func (s *Store) Orphans(ctx context.Context) (orphans map[types.UID][]string, incomplete []string, err error) {
 	rows := map[types.UID]*Row{}
 	addKnown := func() {
@@ -143,46 +142,21 @@ func (s *Store) Orphans(ctx context.Context) (orphans map[types.UID][]string, in
 		}
 	}
 	addKnown()
-	dirs, err := os.ReadDir(s.Root())
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+	all, err := s.pieces(ctx)
+	if err != nil {
+		return nil, nil, err
 	}
-	failures := []error{err}
-	images := map[types.UID]bool{}
-	for _, dir := range s.cfg.Memory.CheckpointDirs() {
-		names, err := memimage.List(dir)
-		failures = append(failures, err)
-		for _, name := range names {
-			images[types.UID(name)] = true
-		}
-	}
-	committed, err := s.cfg.Containerd.Committed(ctx)
-	failures = append(failures, err)
 	addKnown() // those created meanwhile
 	orphans = map[types.UID][]string{}
 	unread := s.Unread()
 	has := map[types.UID]int{}
-	add := func(uid types.UID, what string) {
-		has[uid]++
-		if _, kept := unread[uid]; rows[uid] == nil && !kept {
-			orphans[uid] = append(orphans[uid], what)
+	for _, one := range all {
+		if one.always {
+			has[one.uid]++
 		}
-	}
-	for _, dir := range dirs {
-		add(types.UID(dir.Name()), "checkpoint directory "+dir.Name())
-	}
-	for _, one := range committed {
-		if uid, ok := strings.CutPrefix(one.Name, prefix); ok {
-			add(types.UID(uid), "checkpoint snapshot "+one.Name)
+		if _, kept := unread[one.uid]; rows[one.uid] == nil && !kept {
+			orphans[one.uid] = append(orphans[one.uid], one.name)
 		}
-	}
-	for uid := range images {
-		if _, kept := unread[uid]; rows[uid] == nil && !kept {
-			orphans[uid] = append(orphans[uid], "memory of a checkpoint "+string(uid))
-		}
-	}
-	if err := errors.Join(failures...); err != nil {
-		return nil, nil, err
 	}
 	for uid, c := range rows {
 		if c.Stage == Ready && has[uid] < 2 {
@@ -190,6 +164,40 @@ func (s *Store) Orphans(ctx context.Context) (orphans map[types.UID][]string, in
 		}
 	}
 	return orphans, incomplete, nil
+}
+
+// piece is data of a checkpoint, named for operators. Every checkpoint has the two of always.
+type piece struct {
+	uid    types.UID
+	name   string
+	always bool
+}
+
+// pieces lists the directories, containerd snapshots and encrypted memory of checkpoints.
+func (s *Store) pieces(ctx context.Context) (all []piece, err error) {
+	dirs, err := os.ReadDir(s.Root())
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	failures := []error{err}
+	for _, dir := range dirs {
+		all = append(all, piece{types.UID(dir.Name()), "checkpoint directory " + dir.Name(), true})
+	}
+	committed, err := s.cfg.Containerd.Committed(ctx)
+	failures = append(failures, err)
+	for _, one := range committed {
+		if uid, ok := strings.CutPrefix(one.Name, prefix); ok {
+			all = append(all, piece{types.UID(uid), "checkpoint snapshot " + one.Name, true})
+		}
+	}
+	for _, dir := range s.cfg.Memory.CheckpointDirs() {
+		names, err := memimage.List(dir)
+		failures = append(failures, err)
+		for _, name := range names {
+			all = append(all, piece{types.UID(name), "memory of checkpoint " + name, false})
+		}
+	}
+	return all, errors.Join(failures...)
 }
 
 // dropStray removes data of checkpoints without a row. None may be in creation.

@@ -216,9 +216,9 @@ func (s *Store) make(id string) error {
 
 // Describe returns whether new images are encrypted, with what, and how many earlier ones are not.
 func (s *Store) Describe() (state, detail string) {
-	clear, _ := filepath.Glob(filepath.Join(s.cfg.Plain, "*"))
+	ofSandboxes, _ := filepath.Glob(filepath.Join(s.cfg.Plain, "*"))
 	ofCheckpoints, _ := filepath.Glob(s.plainCheckpoint("*"))
-	n := len(clear) + len(ofCheckpoints)
+	n := len(ofSandboxes) + len(ofCheckpoints)
 	switch {
 	case !s.cfg.Encrypt:
 		return "unencrypted", "memoryEncryption is false"
