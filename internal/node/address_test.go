@@ -216,7 +216,7 @@ func keptFrom(t *testing.T, n *Node, s *agents.Sandbox, addr netip.Addr) (draine
 }
 
 // Leases that differ from the running sandboxes are repaired before any address is leased.
-func TestBooksAndMachineDiverge(t *testing.T) {
+func TestLeasesAndMachineDiverge(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()

@@ -283,7 +283,7 @@ func changed(t *testing.T, n *Node, ref sandbox.Ref) {
 	}
 }
 
-func TestEndOfASandboxIsTold(t *testing.T) {
+func TestEndIsReported(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()

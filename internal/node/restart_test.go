@@ -265,7 +265,7 @@ func TestRecordRemovedByHand(t *testing.T) {
 }
 
 // Leases that cannot be written do not prevent a start, and no address is leased twice.
-func TestStartWithBooksThatCannotBeWritten(t *testing.T) {
+func TestStartWithLeasesThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()

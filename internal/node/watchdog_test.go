@@ -294,7 +294,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 }
 
 // An object that went without its finalizer leaves nothing behind.
-func TestDoubt(t *testing.T) {
+func TestSweepOfGoneObject(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	m.sweepEvery = time.Hour // all sweeps but the first are ours

@@ -34,7 +34,7 @@ const (
 	managedBy   = "app.kubernetes.io/managed-by"
 	managedByUs = "barchan"
 	helmHook    = "helm.sh/hook"
-	// partOf is the label of all objects of the chart, whoever has installed them.
+	// partOf is the label of all objects of the chart, however they were installed.
 	partOf   = "app.kubernetes.io/part-of"
 	partOfUs = "barchan"
 )

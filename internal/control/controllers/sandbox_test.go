@@ -477,7 +477,7 @@ func TestSandboxIsLimitedBeforeAllElse(t *testing.T) {
 }
 
 // An object that is gone without its finalizer is one that the node finds out about.
-func TestGoneObjectIsDoubted(t *testing.T) {
+func TestGoneObjectIsReported(t *testing.T) {
 	w := newFixture(t, &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "other"}})
 	if s, _, err := w.settle(); s != nil || err != nil || !slices.Equal(w.machine.calls, []string{"deleted a/s"}) {
 		t.Errorf("%v, %v, calls %q", s, err, w.machine.calls)

@@ -138,7 +138,7 @@ func (f fixture) changeTemplate(t *testing.T, namespace, name string, change fun
 	}
 }
 
-func TestAgentsThatCannotBeTold(t *testing.T) {
+func TestAgentsThatFailToBind(t *testing.T) {
 	for name, give := range map[string]struct {
 		fails, left int
 		launch      string

@@ -391,7 +391,7 @@ func TestUnclaimedMembersOverTheWire(t *testing.T) {
 	f.want(200, nil, "GET", "/sandboxes/"+id, "")
 }
 
-func TestLifeOverTheWire(t *testing.T) {
+func TestLifecycleOverTheWire(t *testing.T) {
 	f := newFixture(t)
 	s := f.create(`{"templateID":"base","autoPause":true,"autoResume":{"enabled":true},"allow_internet_access":false}`)
 	at := "/sandboxes/" + s.SandboxID
@@ -606,7 +606,7 @@ func TestPreflightNeedsNoKey(t *testing.T) {
 	}
 }
 
-func TestDomainIsTold(t *testing.T) {
+func TestDomainOfResponses(t *testing.T) {
 	f := newFixture(t, func(c *Config) { c.Domain = "sandboxes.example:7743" })
 	if s := f.create(`{"templateID":"base"}`); s.Domain == nil || *s.Domain != "sandboxes.example:7743" {
 		t.Errorf("domain is %v", s.Domain)

@@ -248,9 +248,9 @@ func TestConfirmedHint(t *testing.T) {
 	}
 }
 
-// TestForgedLife: a hint that names the life of another address does not get its connections, nor
+// TestForgedEpoch: a hint that names the epoch of another address does not get its connections, nor
 // give it its own.
-func TestForgedLife(t *testing.T) {
+func TestForgedEpoch(t *testing.T) {
 	id := sandbox.IDOf("u")
 	forged := routeOf(object("a", "u", 7))
 	forged.Address = netip.MustParseAddr("10.9.9.9")
@@ -258,14 +258,14 @@ func TestForgedLife(t *testing.T) {
 	truth, _ := look(x, id)
 	x.Hint(forged)
 	if e, _ := look(x, id); e.Epoch == truth.Epoch {
-		t.Error("a forged address has the life of the true one")
+		t.Error("a forged address has the epoch of the true one")
 	}
 	x = synced(5)
 	x.Hint(forged)
 	e, _ := look(x, id)
 	x.Apply(object("a", "u", 7))
 	if now, _ := look(x, id); now.Epoch == e.Epoch || !e.Epoch.Ended() {
-		t.Error("the true address has the life of a forged one")
+		t.Error("the true address has the epoch of a forged one")
 	}
 }
 

@@ -163,7 +163,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestLife(t *testing.T) {
+func TestEpoch(t *testing.T) {
 	x := NewTable()
 	x.Apply(object("a", "u", 1))
 	e, _ := look(x, sandbox.IDOf("u"))
@@ -172,13 +172,13 @@ func TestLife(t *testing.T) {
 	x.Apply(object("a", "u", 2))
 	again, _ := look(x, sandbox.IDOf("u"))
 	if again.Epoch != e.Epoch || e.Epoch.Ended() {
-		t.Fatal("a mere version ended the life")
+		t.Fatal("a new version alone ended the epoch")
 	}
 	<-e.Changed
 	x.Apply(paused(object("a", "u", 3)))
 	paused, _ := look(x, sandbox.IDOf("u"))
 	if !e.Epoch.Ended() || ends != 1 || !paused.Epoch.Ended() {
-		t.Fatal("pausing did not end the life")
+		t.Fatal("pausing did not end the epoch")
 	}
 	x.Apply(object("a", "u", 4))
 	back, _ := look(x, sandbox.IDOf("u"))

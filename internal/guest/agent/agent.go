@@ -52,7 +52,7 @@ type Agent struct {
 	cfg        *envd.Config
 	file       string // where cfg was read
 	log        *slog.Logger
-	book       *logs.Buffer
+	buffer     *logs.Buffer
 	settings   *settings.Settings
 	users      settings.Users
 	reaper     *spawn.Reaper
@@ -94,16 +94,16 @@ func NewBeside(cfg *envd.Config, out io.Writer) *Agent {
 }
 
 func newAgent(cfg *envd.Config, file string, out io.Writer) *Agent {
-	book := logs.NewBuffer()
-	lines := &logs.LineWriter{Book: book, Source: envd.SourceAgent, Stream: envd.StreamStderr}
+	buffer := logs.NewBuffer()
+	lines := &logs.LineWriter{Buffer: buffer, Source: envd.SourceAgent, Stream: envd.StreamStderr}
 	log := slog.New(slog.NewTextHandler(io.MultiWriter(out, lines), nil)).With("component", "agent")
 	acc := account.System()
 	s := settings.New(cfg, acc)
 	r := spawn.NewReaper()
 	return &Agent{
-		cfg: cfg, file: file, log: log, book: book, settings: s, users: settings.Users{Accounts: acc, Settings: s}, reaper: r,
+		cfg: cfg, file: file, log: log, buffer: buffer, settings: s, users: settings.Users{Accounts: acc, Settings: s}, reaper: r,
 		processes:  process.NewTable(log, r, s),
-		entrypoint: &entrypoint{log: log, cfg: cfg, settings: s, reaper: r, book: book}, containers: newContainers(log),
+		entrypoint: &entrypoint{log: log, cfg: cfg, settings: s, reaper: r, buffer: buffer}, containers: newContainers(log),
 		uploads: files.NewUploads(), watchers: files.NewWatchers(), meter: usage.NewSampler(), history: usage.NewHistory(log), trust: systemTrust(),
 		oom: &oom.Killer{Proc: "/proc", Signal: signal},
 		etc: &etc{root: "/"}, requests: newRequests(),

@@ -25,7 +25,7 @@ type entrypoint struct {
 	cfg      *envd.Config
 	settings *settings.Settings
 	reaper   *spawn.Reaper
-	book     *logs.Buffer
+	buffer   *logs.Buffer
 
 	mu    sync.Mutex
 	state envd.Entrypoint // +checklocks:mu
@@ -159,7 +159,7 @@ func (e *entrypoint) start() (*spawn.Stdio, int, <-chan syscall.WaitStatus, erro
 // file and continues.
 func (e *entrypoint) copy(ctx context.Context, from *os.File, stream, file string) {
 	defer func() { _ = from.Close() }()
-	lines := &logs.LineWriter{Book: e.book, Source: envd.SourceEntrypoint, Stream: stream}
+	lines := &logs.LineWriter{Buffer: e.buffer, Source: envd.SourceEntrypoint, Stream: stream}
 	defer lines.Flush()
 	var out *logs.File
 	if file != "" {

@@ -186,7 +186,7 @@ func (a *Agent) getLogs(w http.ResponseWriter, r *http.Request) error {
 	rc := http.NewResponseController(w)
 	var seq uint64
 	for {
-		lines, next, update := a.book.From(seq)
+		lines, next, update := a.buffer.From(seq)
 		seq = next
 		for _, l := range lines {
 			if source != "" && l.Source != source {

@@ -71,7 +71,7 @@ func (b *Buffer) From(seq uint64) ([]envd.LogLine, uint64, <-chan struct{}) {
 
 // LineWriter splits output into lines for a buffer.
 type LineWriter struct {
-	Book   *Buffer
+	Buffer *Buffer
 	Source string
 	Stream string
 
@@ -117,7 +117,7 @@ func (w *LineWriter) emitLocked(line []byte) {
 	if l.Source == envd.SourceAgent {
 		l.Level = levelOf(l.Line)
 	}
-	w.Book.add(l)
+	w.Buffer.add(l)
 }
 
 // levelOf is the level of a line that slog.TextHandler wrote.

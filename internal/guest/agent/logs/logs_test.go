@@ -12,7 +12,7 @@ import (
 
 func TestBuffer(t *testing.T) {
 	b := NewBuffer()
-	w := &LineWriter{Book: b, Source: "s", Stream: "o"}
+	w := &LineWriter{Buffer: b, Source: "s", Stream: "o"}
 	write := func(s string) {
 		if _, err := io.WriteString(w, s); err != nil {
 			t.Fatal(err)

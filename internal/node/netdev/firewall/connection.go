@@ -19,10 +19,10 @@ func roomy(conn *netlink.Conn) error {
 	return conn.SetReadBuffer(socketBuffer)
 }
 
-// connect gives a connection on which nothing has been said yet. It is the last one again where
-// that one's transaction went well: the kernel has whoever closes a connection wait until what was
-// deleted is freed, some 10 ms each time. What is begun on it ends with [Rules.commit], or the
-// next call starts a new one.
+// connect returns a connection without a transaction. It is the last one again if that one's
+// transaction succeeded: closing a connection waits until the kernel has freed what was deleted,
+// about 10 ms each time. A transaction on it ends with [Rules.commit], or the next call opens a new
+// one.
 //
 // +checklocks:r.mu
 func (r *Rules) connect() (*nftables.Conn, error) {

@@ -46,10 +46,10 @@ func (ps Policies) Pins(id string) (pins []egress.Pin) {
 	return pins
 }
 
-// Pin lets whoever sends from an address reach the addresses of a name for a while at least,
-// and returns those that it may reach. What the host rules close is left out. Where the policy
-// has no use for pins, they are all returned and nothing is done. A name that the policy
-// does not allow, or no longer, is an errs.ErrForbidden.
+// Pin makes the addresses of a name reachable for the sandbox with an address, for keep at least,
+// and returns those that it may reach: none that the host's rules close. If the policy does not
+// use pins, it returns all and does nothing. A name that the policy does not allow, or no longer,
+// is an errs.ErrForbidden.
 func (ps Policies) Pin(ctx context.Context, source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) ([]netip.Addr, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("pin %s: %w", name, err)
