@@ -62,7 +62,7 @@ func testPoolOfSeveral(t *testing.T, s *server) {
 	ready()
 	member := s.mustKubectl("", "get", "sandboxes", "-o", `jsonpath={range .items[*]}{.metadata.uid} {end}`)
 	id := s.create(s.localKey(), "pair")
-	if got := s.exec(id, "curl -s http://127.0.0.1:8081/nonce"); len(got) != 36 {
+	if got := s.exec(id, "curl -s --retry 60 --retry-delay 1 --retry-connrefused http://127.0.0.1:8081/nonce"); len(got) != 36 {
 		t.Errorf("the program beside a claimed member answers %q", got)
 	}
 	if got := s.must("logs", id, "-c", "web"); !strings.Contains(got, "web starts") {
