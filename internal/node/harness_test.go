@@ -429,7 +429,6 @@ func tryRun(ctx context.Context, n *Node, s *agents.Sandbox, command string) (st
 	return out.String(), 0, errors.Join(errors.New("the stream ended early"), stream.Err())
 }
 
-// must ends the test on an error.
 // usageOf reads what a running sandbox uses.
 func usageOf(t testing.TB, n *Node, s *agents.Sandbox) cgroups.Usage {
 	t.Helper()
@@ -446,6 +445,7 @@ func diskUsed(t testing.TB, n *Node, s *agents.Sandbox) {
 	}
 }
 
+// must ends the test on an error.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
