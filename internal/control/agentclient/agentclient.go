@@ -43,6 +43,8 @@ const (
 	openAtOnce = 4
 	// openTimeout bounds the opening of one.
 	openTimeout = 2 * time.Second
+	// wakeTimeout bounds the answer of an agent that is woken. After it, the claim opens a connection of its own.
+	wakeTimeout = 250 * time.Millisecond
 )
 
 // Config is what New needs.
@@ -73,17 +75,20 @@ type Client struct {
 	wanted    chan *agents.Sandbox
 	openIn    time.Duration // openTimeout; tests are more patient
 
+	wakes sync.WaitGroup
+
 	mu      sync.Mutex
 	open    map[types.UID]opened // +checklocks:mu
 	running bool                 // +checklocks:mu
 }
 
-// opened is a kept connection; conn is nil while it is being opened.
+// opened is a kept connection; conn is nil while it is being opened, or while its agent is woken.
 type opened struct {
-	conn net.Conn
-	at   time.Time
-	to   *agents.Sandbox
-	over bool // the sandbox is no longer a ready member
+	conn  net.Conn
+	at    time.Time
+	to    *agents.Sandbox
+	over  bool          // the sandbox is no longer a ready member
+	woken chan struct{} // closed when the agent has been woken; nil: nothing wakes it
 }
 
 // destination is where a request goes; also the key of its context value.
@@ -124,6 +129,7 @@ func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitReque
 	ctx, end := telemetry.StartSpan(ctx, "agent init", trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(sandbox.IDOf(s.UID))))
 	defer func() { end(err) }()
 	to := destination{uid: s.UID, tokenless: req.AccessToken != ""}
+	b.awaitWoken(ctx, s.UID)
 	if b.has(s.UID) {
 		// The agent may have closed it; then, and only then, the request is sent on a new one.
 		to.kept = true
@@ -140,6 +146,39 @@ func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitReque
 		return fmt.Errorf("bind the agent of sandbox %s: %w: %w", sandbox.IDOf(s.UID), errs.ErrUnavailable, err)
 	}
 	return nil
+}
+
+// Wake has the agent of a ready member answer a request without content on its kept connection, if there is one, and does not wait
+// for that: an agent that has rested needs milliseconds for its first answer. Bind waits for it.
+func (b *Client) Wake(s *agents.Sandbox) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o := b.open[s.UID]
+	if !b.running || o.conn == nil {
+		return
+	}
+	conn, woken := o.conn, make(chan struct{})
+	o.conn, o.woken = nil, woken
+	b.open[s.UID] = o
+	b.wakes.Go(func() {
+		defer close(woken)
+		err := health(conn, o.to, time.Now().Add(wakeTimeout))
+		b.storeConn(o.to, conn, err)
+	})
+}
+
+// awaitWoken returns when nothing wakes the agent of a sandbox.
+func (b *Client) awaitWoken(ctx context.Context, uid types.UID) {
+	b.mu.Lock()
+	woken := b.open[uid].woken
+	b.mu.Unlock()
+	if woken == nil {
+		return
+	}
+	select {
+	case <-woken:
+	case <-ctx.Done():
+	}
 }
 
 // Stats returns what a running sandbox uses now.
@@ -211,8 +250,10 @@ func (b *Client) agentAs(s *agents.Sandbox, to destination, user string) (*envd.
 	})
 }
 
-func agentURL(s *agents.Sandbox) string {
-	return "http://" + net.JoinHostPort(s.Status.PodIPs[0], strconv.Itoa(envd.Port))
+func agentURL(s *agents.Sandbox) string { return "http://" + agentAddress(s) }
+
+func agentAddress(s *agents.Sandbox) string {
+	return net.JoinHostPort(s.Status.PodIPs[0], strconv.Itoa(envd.Port))
 }
 
 func (b *Client) has(uid types.UID) bool {
@@ -298,6 +339,7 @@ func (b *Client) enqueueDial(s *agents.Sandbox) {
 // Run opens connections until ctx is done, and closes the remaining ones.
 func (b *Client) Run(ctx context.Context) error {
 	b.setRunning(true)
+	defer b.wakes.Wait()
 	defer b.closeAll()
 	defer b.setRunning(false)
 	var wg sync.WaitGroup
@@ -414,35 +456,36 @@ func (b *Client) storeConn(s *agents.Sandbox, conn net.Conn, err error) {
 		}
 		return
 	}
-	o.conn, o.at = conn, time.Now()
+	o.conn, o.at, o.woken = conn, time.Now(), nil
 	b.open[s.UID] = o
 }
 
-func (b *Client) dialAgent(ctx context.Context, s *agents.Sandbox) (_ net.Conn, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, agentURL(s)+envd.PathHealth, http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := b.dialVerified(ctx, "tcp", req.URL.Host, destination{uid: s.UID})
+func (b *Client) dialAgent(ctx context.Context, s *agents.Sandbox) (net.Conn, error) {
+	conn, err := b.dialVerified(ctx, "tcp", agentAddress(s), destination{uid: s.UID})
 	if err != nil || b.verifier != nil { // which has sent a request
 		return conn, err
 	}
-	defer func() {
-		if err != nil {
-			_ = conn.Close()
-		}
-	}()
 	until, _ := ctx.Deadline()
-	if err := errors.Join(conn.SetDeadline(until), req.Write(conn)); err != nil {
-		return nil, err
-	}
-	res, err := http.ReadResponse(bufio.NewReader(io.LimitReader(conn, envd.MaxResponseHeader)), req)
-	if err != nil {
-		return nil, err
-	}
-	_, err = io.Copy(io.Discard, res.Body)
-	if err := errors.Join(err, res.Body.Close(), conn.SetDeadline(time.Time{})); err != nil {
+	if err := health(conn, s, until); err != nil {
+		_ = conn.Close()
 		return nil, err
 	}
 	return conn, nil
+}
+
+// health sends a request for the agent's health on a connection, and reads the answer.
+func health(conn net.Conn, s *agents.Sandbox, until time.Time) error {
+	req, err := http.NewRequest(http.MethodGet, agentURL(s)+envd.PathHealth, http.NoBody) //nolint:noctx // it has a deadline
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(conn.SetDeadline(until), req.Write(conn)); err != nil {
+		return err
+	}
+	res, err := http.ReadResponse(bufio.NewReader(io.LimitReader(conn, envd.MaxResponseHeader)), req)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, res.Body)
+	return errors.Join(err, res.Body.Close(), conn.SetDeadline(time.Time{}))
 }

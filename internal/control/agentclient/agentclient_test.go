@@ -107,6 +107,62 @@ func TestBinderUsesTheConnectionThatWaits(t *testing.T) {
 	}
 }
 
+// TestWake: the agent of a ready member answers once more on its kept connection, which Bind waits for and uses.
+func TestWake(t *testing.T) {
+	l := newListener(t)
+	b := newBinderTo(t, l)
+	s := spare("a")
+	b.Wake(s) // nothing is kept for it
+	b.Observe(nil, s)
+	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+	b.Wake(s)
+	b.Wake(s) // once is enough
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := b.Bind(ctx, s, envd.InitRequest{EnvVars: map[string]string{"A": "b"}}); err != nil {
+		t.Fatal(err)
+	}
+	answered, bound := l.connections(envd.PathHealth), l.connections(envd.PathInit)
+	if len(answered) != 2 || len(bound) != 1 || answered[0] != answered[1] || bound[0] != answered[0] {
+		t.Errorf("answered on %v, bound on %v: want two answers and the bind on one connection", answered, bound)
+	}
+}
+
+// TestWakeOfAClosedConnection: the bind that follows opens another.
+func TestWakeOfAClosedConnection(t *testing.T) {
+	l := newListener(t)
+	b := newBinderTo(t, l)
+	s := spare("a")
+	b.Observe(nil, s)
+	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+	l.CloseClientConnections()
+	b.Wake(s)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := b.Bind(ctx, s, envd.InitRequest{}); err != nil {
+		t.Error(err)
+	}
+	if n := len(l.connections(envd.PathInit)); n != 1 {
+		t.Errorf("bound %d times", n)
+	}
+}
+
+// TestWakeOfAMemberThatLeaves: its connection does not stay because its agent was being woken.
+func TestWakeOfAMemberThatLeaves(t *testing.T) {
+	l := newListener(t)
+	b := newBinderTo(t, l)
+	s := spare("a")
+	b.Observe(nil, s)
+	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+	b.Wake(s)
+	b.Observe(s, nil)
+	b.awaitWoken(t.Context(), s.UID)
+	b.renew(time.Now())
+	if b.has(s.UID) {
+		t.Error("the connection of a sandbox that is gone is kept")
+	}
+}
+
 func TestBinderSurvivesAClosedConnection(t *testing.T) {
 	l := newListener(t)
 	b := newBinderTo(t, l)

@@ -52,6 +52,8 @@ type Reader interface {
 // Binder sends a request to the agent of a running sandbox.
 type Binder interface {
 	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
+	// Wake has the agent of a ready member run, so that it answers a Bind at once. It does not wait.
+	Wake(member *agents.Sandbox)
 }
 
 // Config is what New needs.
@@ -249,6 +251,9 @@ func (x *Claim) commit(ctx context.Context, lease *picker.Lease) (*agents.Sandbo
 	want := x.owner.Adopt(member, x.template)
 	telemetry.Stamp(ctx, want)
 	x.wrote, x.fresh = true, false
+	if x.c.cfg.Binder != nil {
+		x.c.cfg.Binder.Wake(member)
+	}
 	s, err := lease.Commit(ctx, want)
 	if err == nil {
 		x.assume(ctx, s)

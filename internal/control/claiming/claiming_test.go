@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -44,6 +45,7 @@ type fakeAPI struct {
 	version  int
 	written  []*agents.Sandbox
 	bound    []envd.InitRequest
+	woken    []string // members, with the write that followed
 	// Of the owner.
 	cold     bool
 	resolved []string
@@ -123,6 +125,11 @@ func (w *fakeAPI) write(obj client.Object) error {
 	return nil
 }
 
+// Wake notes the member, and how many writes came before.
+func (w *fakeAPI) Wake(member *agents.Sandbox) {
+	w.woken = append(w.woken, fmt.Sprintf("%s before write %d", member.Name, len(w.written)+1))
+}
+
 func (w *fakeAPI) Bind(_ context.Context, _ *agents.Sandbox, req envd.InitRequest) error {
 	w.bound = append(w.bound, req)
 	return nil
@@ -182,6 +189,9 @@ func TestTakeWarm(t *testing.T) {
 	s, err := x.TakeWarm(t.Context(), warmPool)
 	if err != nil || s.Name != "m" || len(w.written) != 1 || w.reads != 1 {
 		t.Fatalf("TakeWarm = %v, %v with %d writes and %d reads of the template; want 1 and 1", s, err, len(w.written), w.reads)
+	}
+	if !slices.Equal(w.woken, []string{"m before write 1"}) {
+		t.Errorf("woken: %q", w.woken)
 	}
 	if a := w.assumed.Find(func(*agents.Sandbox) bool { return true }); a == nil || a.ResourceVersion != s.ResourceVersion {
 		t.Errorf("assumed is %v", a)

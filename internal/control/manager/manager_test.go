@@ -69,6 +69,8 @@ type fakeAgents struct {
 	requests map[types.UID][]envd.InitRequest
 }
 
+func (*fakeAgents) Wake(*agents.Sandbox) {}
+
 func (f *fakeAgents) Bind(_ context.Context, s *agents.Sandbox, req envd.InitRequest) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -484,6 +484,9 @@ type agent struct {
 	fail int // how many calls are to fail
 }
 
+// Wake is part of Binder.
+func (*agent) Wake(*agents.Sandbox) {}
+
 // Bind is part of Binder.
 func (a *agent) Bind(_ context.Context, s *agents.Sandbox, req envd.InitRequest) error {
 	a.mu.Lock()
