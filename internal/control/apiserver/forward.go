@@ -2,11 +2,13 @@ package apiserver
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/client-go/rest"
 
@@ -20,6 +22,8 @@ const (
 	authorizationHeader = "Barchan-Forwarded-Authorization"
 	// via is in the header Via of each response of the REST API. The API server's own responses do not have it.
 	via = "1.1 barchan"
+	// forwardTimeout bounds the wait for a response after all of a request was sent.
+	forwardTimeout = 5 * time.Minute
 )
 
 // isForwarded reports whether a request comes from a replica. It may take as long as the REST API lets it.
@@ -45,21 +49,28 @@ type forwarder struct {
 }
 
 // NewForwarder returns a transport that sends a request of the REST API to the server whose API server cfg reaches, whatever the host
-// of its URL is. Its connections are its own, so that no upload delays a watch. A server that does not answer, or that does not serve
-// a replica's requests, is an errs.ErrUnavailable.
+// of its URL is. Its connections are its own and of HTTP/1.1: in HTTP/2 an upload that pauses would hold the window of the watches.
+// A server that does not answer, or that does not serve a replica's requests, is an errs.ErrUnavailable.
 func NewForwarder(cfg *rest.Config) (http.RoundTripper, error) {
 	cfg = rest.CopyConfig(cfg)
-	cfg.WrapTransport = nil               // of watches
-	cfg.NextProtos = []string{"http/1.1"} // in HTTP/2 an upload that pauses would hold the window of all others
-	next, err := rest.TransportFor(cfg)
+	cfg.WrapTransport = nil // of watches
+	secured, err := rest.TLSConfigFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("transport to the API server: %w", err)
+		return nil, fmt.Errorf("TLS to the API server: %w", err)
+	}
+	next, err := rest.HTTPWrappersForConfig(cfg, &http.Transport{
+		Proxy: http.ProxyFromEnvironment, DialContext: cfg.Dial, TLSClientConfig: secured, TLSHandshakeTimeout: 10 * time.Second,
+		MaxIdleConnsPerHost: 25, IdleConnTimeout: 90 * time.Second, ResponseHeaderTimeout: forwardTimeout,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("credentials for the API server: %w", err)
 	}
 	base, _, err := rest.DefaultServerUrlFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("address of the API server: %w", err)
 	}
-	return &forwarder{base.JoinPath(forwardPath), next}, nil
+	base.Path, base.RawPath = strings.TrimSuffix(base.Path, "/")+forwardPath, ""
+	return &forwarder{base, next}, nil
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -81,8 +92,9 @@ func (f *forwarder) RoundTrip(r *http.Request) (*http.Response, error) {
 			"the server that this replica belongs to does not answer; try again")
 	}
 	if !slices.Contains(resp.Header.Values("Via"), via) {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200)) // for the log
 		_ = resp.Body.Close()
-		return nil, errs.Public(fmt.Errorf("forward to the server: %s of the API server: %w", resp.Status, errs.ErrUnavailable),
+		return nil, errs.Public(fmt.Errorf("forward to the server: the API server answers %s: %s: %w", resp.Status, text, errs.ErrUnavailable),
 			fmt.Sprintf("the server that this replica belongs to does not serve its requests (status %d); it needs the same version, and the replica the administrator's kubeconfig", resp.StatusCode))
 	}
 	return resp, nil

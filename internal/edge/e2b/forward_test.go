@@ -84,7 +84,7 @@ func TestForwardedRoutes(t *testing.T) {
 func TestForwardedRequest(t *testing.T) {
 	f := newFixture(t, func(c *Config) {
 		c.Server = serverOf{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("X-Got", fmt.Sprint(r.Host, " ", r.Header["X-Forwarded-For"], r.Header["X-Forwarded-Proto"], r.Header["X-Forwarded-Host"], r.Header["Authorization"], r.ContentLength))
+			w.Header().Set("X-Got", fmt.Sprintf("%s %v %v %v %v %d", r.Host, r.Header["X-Forwarded-For"], r.Header["X-Forwarded-Proto"], r.Header["X-Forwarded-Host"], r.Header["Authorization"], r.ContentLength))
 			http.Error(w, "no", http.StatusConflict)
 		})}
 	})
@@ -93,9 +93,9 @@ func TestForwardedRequest(t *testing.T) {
 		headers []string
 		want    string
 	}{
-		"direct":        {nil, host + " [127.0.0.1][http][" + host + "][]2"},
-		"behind a name": {[]string{"X-Forwarded-Proto", "https", "X-Forwarded-Host", "api.example", "X-Forwarded-For", "6.6.6.6"}, host + " [127.0.0.1][https][api.example][]2"},
-		"bearer":        {[]string{"Authorization", "Bearer x"}, host + " [127.0.0.1][http][" + host + "][Bearer x]2"},
+		"direct":        {nil, host + " [127.0.0.1] [http] [" + host + "] [] 2"},
+		"behind a name": {[]string{"X-Forwarded-Proto", "https", "X-Forwarded-Host", "api.example", "X-Forwarded-For", "6.6.6.6"}, host + " [127.0.0.1] [https] [api.example] [] 2"},
+		"bearer":        {[]string{"Authorization", "Bearer x"}, host + " [127.0.0.1] [http] [" + host + "] [Bearer x] 2"},
 	} {
 		if status, text, h := f.do("POST", "/v3/templates", "{}", tt.headers...); status != 409 || text != "no\n" || h.Get("X-Got") != tt.want {
 			t.Errorf("%s: %d %s, the server got %s, want %s", name, status, text, h.Get("X-Got"), tt.want)
