@@ -9,13 +9,13 @@ import (
 	"path/filepath"
 
 	"go.opentelemetry.io/otel/trace"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	authentication "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	authorization "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/tools/events"
 
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/docsite"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -46,7 +46,7 @@ func (d *Daemon) makeAPI(context.Context) (err error) {
 		return err
 	}
 	d.api, err = apiserver.New(apiserver.Config{
-		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Audit: d.audit, Gate: d.health, Node: d.cfg.NodeSocket != "",
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Audit: d.audit, Forwarded: http.HandlerFunc(d.serveForwarded), Gate: d.health, Node: d.cfg.NodeSocket != "",
 		Etcd: etcd.Config{
 			Endpoints: d.cfg.EtcdEndpoints, Prefix: d.cfg.EtcdPrefix, CAFile: d.cfg.EtcdCA, CertFile: d.cfg.EtcdCert, KeyFile: d.cfg.EtcdKey,
 			NodeName: d.cfg.NodeName, SecretsKey: d.cfg.SecretsKey, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
@@ -95,8 +95,8 @@ func (d *Daemon) makeCache(ctx context.Context) (err error) {
 		cfg.Kinds = cache.ControllerKinds()
 	case config.RoleReplica:
 		cfg.Kinds = cache.ReplicaKinds()
-		if d.keepsWebhooks() {
-			cfg.Kinds = append(cfg.Kinds, &corev1.Secret{})
+		if d.hasServer() {
+			cfg.Kinds = append(cfg.Kinds, &barchan.Volume{})
 		}
 	case config.RoleNode:
 		cfg.Kinds = cache.NodeKinds()
@@ -182,6 +182,13 @@ func (d *Daemon) httpAPI(ctx context.Context) (http.Handler, error) {
 	if d.ssh != nil {
 		cfg.SSH = d.sshAccess()
 	}
+	if d.hasServer() {
+		server, err := apiserver.NewForwarder(d.rest)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Server = server
+	}
 	if d.cfg.KubeTokens {
 		tokens, err := d.kubeTokens()
 		if err != nil {
@@ -206,7 +213,20 @@ func (d *Daemon) httpAPI(ctx context.Context) (http.Handler, error) {
 	if d.apart != nil {
 		mux.Handle(nodesocket.ContentPath, d.apart.Content(d.log))
 	}
+	d.forwarded = mux
 	return mux, nil
+}
+
+// hasServer reports whether this is a replica of a server of ours. On a cluster there is none.
+func (d *Daemon) hasServer() bool { return d.cfg.Role == config.RoleReplica && d.verifier == nil }
+
+// serveForwarded answers what a replica forwards, once the boot is complete.
+func (d *Daemon) serveForwarded(w http.ResponseWriter, r *http.Request) {
+	if d.progress.Err() != nil {
+		d.progress.Handler().ServeHTTP(w, r)
+		return
+	}
+	d.forwarded.ServeHTTP(w, r)
 }
 
 // kubeTokens authenticates by tokens of the cluster.

@@ -106,12 +106,7 @@ func (d *Daemon) sandboxFeed(ctx context.Context, ready func()) error {
 }
 
 func (d *Daemon) quotaFeed() *feeds.Quotas {
-	return &feeds.Quotas{Cache: d.cache, Quotas: d.quotas, Webhooks: d.keepsWebhooks(), Builds: d.cfg.Role == config.RoleServer}
-}
-
-// keepsWebhooks reports whether this process serves webhooks: a server and its replicas do, and none on a cluster.
-func (d *Daemon) keepsWebhooks() bool {
-	return d.cfg.Role == config.RoleServer || d.cfg.Role == config.RoleReplica && d.verifier == nil
+	return &feeds.Quotas{Cache: d.cache, Quotas: d.quotas, ServerKinds: d.cfg.Role == config.RoleServer}
 }
 
 // proveWatch extends the trust in a replica's routes as far as its watch proves. With a verifier they are trusted without.
@@ -176,29 +171,26 @@ func (d *Daemon) eventStore() *events.Store {
 	return d.eventLog.Store
 }
 
-// webhooks are also served by the replicas of a server, which delivers.
+// webhooks returns those of all namespaces; nil but in a server.
 func (d *Daemon) webhooks() *webhooks.Service {
-	switch {
-	case d.eventLog != nil:
-		return d.eventLog.Webhooks
-	case d.verifier == nil:
-		return &webhooks.Service{Objects: d.cache.Live(), Quota: d.quotas, Allowed: d.cfg.WebhookAllow}
+	if d.eventLog == nil {
+		return nil
 	}
-	return nil
+	return d.eventLog.Webhooks
 }
 
-// volumeFiles returns the files of volumes, where a node runs.
+// volumeFiles returns the files of volumes; nil on a cluster.
 func (d *Daemon) volumeFiles() volumes.Files {
 	switch {
 	case d.machine != nil:
 		return d.machine.Node.Volumes
-	case d.apart != nil:
+	case d.apart != nil, d.hasServer():
 		return filesApart{}
 	}
 	return nil
 }
 
-// filesApart are with a node in a process of its own, which gets the requests for them: see httpAPI.
+// filesApart are with a node in a process of its own, or with a replica's server, which gets the requests for them: see httpAPI.
 type filesApart struct{}
 
 // Tree implements volumes.Files.

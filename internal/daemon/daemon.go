@@ -122,6 +122,7 @@ type Daemon struct {
 	recorder      events.EventRecorder
 	flushEvents   func()
 	dashboard     *dashboard.Server
+	forwarded     http.Handler // what serveForwarded serves
 	gateway       *gateway.Gateway
 	admin         *adminapi.API
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"path/filepath"
 
 	"github.com/barchan-dev/barchan/internal/base/auditlog"
@@ -29,6 +30,8 @@ type Config struct {
 	Keys KeyFunc
 	// Pods does the work of Pods, which are views of Sandboxes; nil: there are no Pods.
 	Pods pods.Runtime
+	// Forwarded is the REST API, for requests that a replica forwards with the administrator's credentials; nil: there are none.
+	Forwarded http.Handler
 	// Audit records what clients from the network change; nil: nothing.
 	Audit *auditlog.Log
 	// Admission may be nil.

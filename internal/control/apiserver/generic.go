@@ -21,6 +21,7 @@ import (
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -79,6 +80,9 @@ func build(cfg *Config, options func(schema.GroupResource, runtime.Codec, bool) 
 		return nil, err
 	}
 	e.server.Handler.NonGoRestfulMux.HandleFunc(crdPath, noCRDs)
+	if cfg.Forwarded != nil {
+		e.server.Handler.NonGoRestfulMux.UnlistedHandlePrefix(forwardPath+"/", serveForwarded(cfg.Forwarded))
+	}
 	e.server.PrepareRun()
 	return e, nil
 }
@@ -112,7 +116,8 @@ func (e *engine) genericConfig(sch *kinds.Scheme, authn authenticator.Request) *
 	c.EnableProfiling, c.EnableMetrics = false, false
 	c.MaxRequestsInFlight, c.MaxMutatingRequestsInFlight = maxInFlight, maxMutatingInFlight
 	c.StorageObjectCountTracker = nil
-	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString("exec", "portforward", "log"))
+	streams := genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString("exec", "portforward", "log"))
+	c.LongRunningFunc = func(r *http.Request, info *request.RequestInfo) bool { return isForwarded(r) || streams(r, info) }
 	defs := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(barchanopenapi.GetOpenAPIDefinitions)
 	namer := openapinamer.NewDefinitionNamer(sch.Scheme)
 	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(defs, namer)

@@ -66,7 +66,7 @@ type Config struct {
 	Gate *health.Gate
 	// BuildFiles are the files of template builds. Nil: this process has no builds.
 	BuildFiles *buildfiles.Store
-	// VolumeFiles are the files of volumes. Nil: this process has no volumes.
+	// VolumeFiles are the files of volumes. Nil: there are no volumes.
 	VolumeFiles volumes.Files
 	// Events is the log of events. Nil: this process records none.
 	Events *events.Store
@@ -97,14 +97,14 @@ type Manager struct {
 	Templates *templates.Catalog
 	Sandboxes *sandboxes.Store
 	Snapshots *snapshots.Store
-	// Builds is nil where no template builds run: in replicas and on clusters.
+	// Builds is nil in replicas, whose server runs them, and on clusters.
 	Builds *builds.Service
-	// Volumes is nil where no node keeps files in the same process: in replicas, on clusters, and beside a node of its own.
+	// Volumes is nil on clusters.
 	Volumes *volumes.Service
 	Creates *creating.Creator
 	// Events is nil where none are recorded: in replicas and on clusters.
 	Events *events.Store
-	// Webhooks is nil where none are delivered to: on clusters.
+	// Webhooks is nil in replicas, whose server has them, and on clusters.
 	Webhooks *webhooks.Service
 }
 

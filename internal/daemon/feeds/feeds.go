@@ -93,8 +93,8 @@ func (s *Sandboxes) followWatch(ctx context.Context) error {
 type Quotas struct {
 	Cache  *cache.Cache
 	Quotas *quota.Quotas
-	// Webhooks and Builds are counted where they are served.
-	Webhooks, Builds bool
+	// ServerKinds has webhooks and builds counted, which a server alone serves.
+	ServerKinds bool
 }
 
 // Run passes the watches to the quotas until ctx is done. It is ready when they have received all that the first lists held.
@@ -102,11 +102,8 @@ func (q *Quotas) Run(ctx context.Context, ready func()) error {
 	feeds := []func(context.Context, *Quotas) (<-chan struct{}, error){
 		feed[*extensions.SandboxTemplate], feed[*barchan.Checkpoint], feed[*barchan.APIKey],
 	}
-	if q.Webhooks {
-		feeds = append(feeds, feed[*corev1.Secret])
-	}
-	if q.Builds {
-		feeds = append(feeds, feed[*barchan.TemplateBuild])
+	if q.ServerKinds {
+		feeds = append(feeds, feed[*corev1.Secret], feed[*barchan.TemplateBuild])
 	}
 	for _, feed := range feeds {
 		synced, err := feed(ctx, q)

@@ -54,7 +54,7 @@ func TestTraceSandboxNetwork(t *testing.T) {
 	f.want(409, nil, "GET", path+"gone.example", "") // the sandbox is not gone
 }
 
-// A replica has no node.
+// A cluster has no node of ours.
 func TestTraceWithoutNode(t *testing.T) {
 	f := newFixture(t)
 	f.want(501, nil, "GET", "/sandboxes/"+f.create(`{"templateID":"base"}`).SandboxID+"/network/trace?destination=6.6.6.6", "")

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httputil"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -54,6 +55,8 @@ type Config struct {
 	SSH *api.SSHAccess
 	// Tokens accepts tokens of a Kubernetes cluster as keys; nil: there are API keys alone.
 	Tokens Tokens
+	// Server sends a request to the server whose replica this process is, which answers what a replica cannot; nil: it is none.
+	Server http.RoundTripper
 	// Audit records what callers change; nil: nothing.
 	Audit *auditlog.Log
 	// Metrics, if set, gets the request histogram.
@@ -89,8 +92,9 @@ type Server struct {
 	domains  []string
 	domain   string
 	maxBody  int64
-	mux      *http.ServeMux // generated routes
-	refused  *http.ServeMux // E2B's routes that no key may use
+	mux      *http.ServeMux         // generated routes
+	refused  *http.ServeMux         // E2B's routes that no key may use
+	forward  *httputil.ReverseProxy // nil but in a replica
 	seconds  *prometheus.HistogramVec
 	audit    *auditlog.Log // nil: nothing is recorded
 }
@@ -124,6 +128,9 @@ func New(cfg Config) (*Server, error) {
 		keys:   cfg.Manager.Keys, tokens: cfg.Tokens, domains: cfg.Domains, domain: cfg.Domain, maxBody: cmp.Or(cfg.MaxBody, defaultMaxBody), audit: cfg.Audit,
 		mux: http.NewServeMux(), refused: refusedRoutes(),
 		seconds: seconds,
+	}
+	if cfg.Server != nil {
+		s.forward = s.newForward(cfg.Server)
 	}
 	s.handlers = handlers{
 		&sandboxRoutes{Errors: s.Errors, Manager: cfg.Manager, DefaultTimeout: cmp.Or(cfg.DefaultTimeout, defaultTimeout)},
@@ -184,12 +191,17 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		telemetry.ObserveSince(r.Context(), s.seconds.WithLabelValues(route, strconv.Itoa(out.status)), start)
 	}()
-	allowOrigins(w.Header())
-	upload, uploads := strings.CutPrefix(r.URL.Path, templates.UploadPath)
-	switch {
-	case uploads && r.Method == http.MethodPut:
+	if isUpload(r) {
 		route = "PUT " + templates.UploadPath
-		s.handlers.ServeUpload(out, r, upload)
+	}
+	if s.isServers(r, route) {
+		s.forward.ServeHTTP(out, r)
+		return
+	}
+	allowOrigins(w.Header())
+	switch {
+	case isUpload(r):
+		s.handlers.ServeUpload(out, r, strings.TrimPrefix(r.URL.Path, templates.UploadPath))
 	case r.Method == http.MethodOptions:
 		out.WriteHeader(http.StatusNoContent)
 	case route != "" && strings.HasPrefix(r.URL.Path, volumes.ContentPath):

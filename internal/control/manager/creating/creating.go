@@ -147,7 +147,7 @@ func (cr *Creator) check(req *Request) error {
 		return apistatus.Refuse(errs.ErrInvalid, "autoResume: needs the memory to be kept; set autoPauseMemory to true")
 	}
 	if len(req.VolumeMounts) > 0 && cr.Volumes == nil {
-		return apistatus.Refuse(errs.ErrInvalid, "volumeMounts: volumes are not available on this server")
+		return apistatus.Refuse(errs.ErrInvalid, "volumeMounts: volumes are not available on a Kubernetes cluster; let the template mount a PersistentVolumeClaim")
 	}
 	return errors.Join(sandboxes.CheckNetwork(req.Network), volumes.CheckMounts(req.VolumeMounts))
 }

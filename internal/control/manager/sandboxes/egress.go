@@ -29,7 +29,7 @@ type EgressDecision struct {
 }
 
 // Egress returns whether the tenant's sandbox may reach a destination, and by which rule. Nothing is sent there. An
-// errors.ErrUnsupported says that this server has no node.
+// errors.ErrUnsupported says that there is no node: on a cluster.
 func (st *Store) Egress(ctx context.Context, namespace, id string, q EgressQuery) (EgressDecision, error) {
 	if q.Port < 1 || q.Port > 65535 {
 		return EgressDecision{}, apistatus.Refuse(errs.ErrInvalid, "port: must be from 1 to 65535")
@@ -39,7 +39,7 @@ func (st *Store) Egress(ctx context.Context, namespace, id string, q EgressQuery
 		return EgressDecision{}, err
 	}
 	if st.TraceEgress == nil {
-		return EgressDecision{}, errs.Public(errors.ErrUnsupported, "egress is decided by a node, and this server has none; ask the server whose API it serves")
+		return EgressDecision{}, errs.Public(errors.ErrUnsupported, "network trace: not available on a Kubernetes cluster, whose network enforces NetworkPolicies")
 	}
 	d, err := st.TraceEgress(ctx, sandbox.IDOf(s.UID), q)
 	switch {

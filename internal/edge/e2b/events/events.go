@@ -27,9 +27,9 @@ type Handlers struct {
 	Manager *manager.Manager
 }
 
-// noEvents is the error of a process that records none.
+// noEvents is the error of a cluster.
 func noEvents() error {
-	return request.Unavailable("events: not available on this server, which records none; ask the server that this replica belongs to")
+	return request.Unavailable("events and metrics of teams: not available on a Kubernetes cluster, where no process records events; watch the Sandboxes by the Kubernetes API")
 }
 
 // ListSandboxEvents is GET /events/sandboxes.

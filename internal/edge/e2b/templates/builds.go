@@ -16,7 +16,7 @@ import (
 
 // noBuilds is the error of a server without builds.
 func noBuilds() error {
-	return request.Unavailable("template builds: not available on this server, which has no node of its own that keeps files")
+	return request.Unavailable("template builds: not available on a Kubernetes cluster, where no layers of files are kept; apply a SandboxTemplate with an image")
 }
 
 // RequestTemplateBuild is POST /v3/templates.

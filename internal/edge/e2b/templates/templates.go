@@ -128,7 +128,7 @@ func (h *Handlers) updateTemplate(ctx context.Context, id string, body *api.Temp
 func (h *Handlers) DeleteTemplate(ctx context.Context, r api.DeleteTemplateRequestObject) (api.DeleteTemplateResponseObject, error) {
 	_, noTemplate := h.Manager.Templates.Get(ctx, request.CallerOf(ctx).Namespace, r.TemplateID)
 	if noTemplate == nil && h.Manager.Builds == nil {
-		return nil, request.Unavailable("deleting templates: not available on this server; a snapshot of the same name is deleted by its ID, <name>:<tag>")
+		return nil, request.Unavailable("deleting templates: not available on a Kubernetes cluster, where none is built; delete the SandboxTemplate. A snapshot of the same name is deleted by its ID, <name>:<tag>")
 	}
 	if noTemplate == nil {
 		if err := h.Manager.Builds.Delete(ctx, request.CallerOf(ctx).Namespace, r.TemplateID); err != nil {

@@ -18,9 +18,9 @@ type Handlers struct {
 	MaxBody int64
 }
 
-// noVolumes is the error of a server without volumes.
+// noVolumes is the error of a cluster.
 func noVolumes() error {
-	return request.Unavailable("volumes: not available on this server, which has no node of its own that keeps files")
+	return request.Unavailable("volumes: not available on a Kubernetes cluster, where no node of Barchan keeps files; let the template mount a PersistentVolumeClaim")
 }
 
 // ListVolumes is GET /volumes.

@@ -1,0 +1,71 @@
+package e2b
+
+import (
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+
+	"go.opentelemetry.io/otel/propagation"
+
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/templates"
+	"github.com/barchan-dev/barchan/internal/edge/e2b/volumes"
+)
+
+// serverRoutes are those that need the log of events, the files and logs of builds, or the node, which only a server has. The files of
+// volumes and the uploads of builds are others.
+var serverRoutes = map[string]bool{
+	"GET /sandboxes/{sandboxID}/network/trace":            true,
+	"GET /templates/{templateID}":                         true, // lists its builds
+	"DELETE /templates/{templateID}":                      true,
+	"POST /templates/tags":                                true,
+	"DELETE /templates/tags":                              true,
+	tagsRoute:                                             true,
+	"POST /v2/templates":                                  true,
+	"POST /v3/templates":                                  true,
+	"GET /templates/{templateID}/files/{hash}":            true,
+	"POST /v2/templates/{templateID}/builds/{buildID}":    true,
+	"GET /templates/{templateID}/builds/{buildID}/status": true,
+	"GET /templates/{templateID}/builds/{buildID}/logs":   true,
+	"DELETE /templates/{templateID}/builds/{buildID}":     true,
+	"GET /teams/{teamID}/metrics":                         true,
+	"GET /teams/{teamID}/metrics/max":                     true,
+	"GET /events/sandboxes":                               true,
+	"GET /events/sandboxes/{sandboxID}":                   true,
+	"GET /events/webhooks":                                true,
+	"POST /events/webhooks":                               true,
+	"GET /events/webhooks/{webhookID}":                    true,
+	"PATCH /events/webhooks/{webhookID}":                  true,
+	"DELETE /events/webhooks/{webhookID}":                 true,
+}
+
+// newForward returns what passes requests on to a replica's server as they are. The server authenticates them, bounds their bodies and
+// records them in its audit log.
+func (s *Server) newForward(server http.RoundTripper) *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.SetXForwarded()
+			scheme, host, _ := strings.Cut(request.Origin(p.In), "://") // by which clients upload to this replica
+			p.Out.Header.Set("X-Forwarded-Proto", scheme)
+			p.Out.Header.Set("X-Forwarded-Host", host)
+			telemetry.Propagator().Inject(p.In.Context(), propagation.HeaderCarrier(p.Out.Header))
+		},
+		Transport: server,
+		ErrorLog:  slog.NewLogLogger(s.Log.Handler(), slog.LevelInfo),
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			allowOrigins(w.Header())
+			s.Fail(w, r, err)
+		},
+	}
+}
+
+// isServers reports whether the server answers a request, and this replica does not.
+func (s *Server) isServers(r *http.Request, route string) bool {
+	return s.forward != nil && (serverRoutes[route] || route != "" && strings.HasPrefix(r.URL.Path, volumes.ContentPath) || isUpload(r))
+}
+
+func isUpload(r *http.Request) bool {
+	return r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, templates.UploadPath)
+}
