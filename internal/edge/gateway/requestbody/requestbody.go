@@ -1,4 +1,7 @@
-package gateway
+// Package requestbody has the body of a client's request as a transport reads it on the way to a sandbox. A transport reads
+// from several goroutines, tries connections one after the other, and may read after the response has ended; the client's
+// connection allows none of this. It interprets no body.
+package requestbody
 
 import (
 	"errors"
@@ -15,22 +18,21 @@ import (
 // linger is how long a client may continue to send after it received the whole response.
 const linger = time.Second
 
-var (
-	// errClient marks an exchange whose request body broke off.
-	errClient = errors.New("client's body broke off")
-	// errBodySent keeps a transport from sending a body twice.
-	errBodySent = errors.New("request body was read already")
-)
+// errSent keeps a transport from sending a body twice.
+var errSent = errors.New("request body was read already")
 
-// requestBody is the client's body as the transport reads it. The transport may read it after the
-// response has ended.
-type requestBody struct {
-	x       *exchange
-	trailer http.Header // filled at the end
-	whole   atomic.Bool // all of it was read
-	failed  atomic.Bool // the client did not send all of it
-	aborted atomic.Bool // by the gateway
-	attempt atomic.Pointer[bodyAttempt]
+// Body is a client's body. The transport may read it after the response has ended. A nil Body is of a request without one.
+type Body struct {
+	r       *http.Request
+	rc      *http.ResponseController
+	trailer http.Header
+	read    func(n int)
+
+	whole     atomic.Bool // all of it was read
+	failed    atomic.Bool // the client did not send all of it
+	aborted   atomic.Bool // by the gateway
+	responded atomic.Bool
+	attempt   atomic.Pointer[Attempt]
 
 	mu    sync.Mutex
 	begun bool // +checklocks:mu
@@ -41,38 +43,43 @@ type requestBody struct {
 	lingers bool
 }
 
-// bodyAttempt is the body for one connection to the sandbox.
-type bodyAttempt struct {
-	*requestBody
-	closed bool // the connection is closed; guarded by requestBody.mu
+// New returns the body of a request that a handler serves with rc. trailer is filled at the body's end; read is called with the number of bytes
+// of each read.
+func New(r *http.Request, rc *http.ResponseController, trailer http.Header, read func(n int)) *Body {
+	return &Body{r: r, rc: rc, trailer: trailer, read: read}
 }
 
-// next returns the body for the next connection. It is the GetBody of a request: an unread body may be
+// Attempt is the body for one connection to the sandbox.
+type Attempt struct {
+	*Body
+	closed bool // the connection is closed; guarded by Body.mu
+}
+
+// Next returns the body for the next connection. It is the GetBody of a request: an unread body may be
 // sent over another connection.
-func (b *requestBody) next() (io.ReadCloser, error) {
+func (b *Body) Next() (io.ReadCloser, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.begun {
-		return nil, errBodySent
+		return nil, errSent
 	}
-	a := &bodyAttempt{requestBody: b}
+	a := &Attempt{Body: b}
 	b.attempt.Store(a)
 	return a, nil
 }
 
 // Read implements io.Reader.
-func (a *bodyAttempt) Read(p []byte) (int, error) {
+func (a *Attempt) Read(p []byte) (int, error) {
 	if !a.begin() {
 		return 0, net.ErrClosed
 	}
-	b := a.requestBody
-	n, err := b.x.r.Body.Read(p)
-	b.x.received.Add(int64(n))
-	b.x.quiet.Touch()
+	b := a.Body
+	n, err := b.r.Body.Read(p)
+	b.read(n)
 	switch {
 	case err == nil:
 	case errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
-		for name, values := range b.x.r.Trailer {
+		for name, values := range b.r.Trailer {
 			if headers.MayTrail(name) {
 				b.trailer[name] = values
 			}
@@ -85,7 +92,7 @@ func (a *bodyAttempt) Read(p []byte) (int, error) {
 }
 
 // begin reports false after the connection was closed: another one may get the body.
-func (a *bodyAttempt) begin() bool {
+func (a *Attempt) begin() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.begun = a.begun || !a.closed
@@ -93,13 +100,13 @@ func (a *bodyAttempt) begin() bool {
 }
 
 // Close implements io.Closer. The server closes the client's body itself.
-func (*bodyAttempt) Close() error { return nil }
+func (*Attempt) Close() error { return nil }
 
-// abort ends a read of the client's body when the connection to the sandbox closed before the
+// Abort ends a read of the client's body when the connection to the sandbox closed before the
 // response: the transport waits for that read. It may come from any goroutine, and at any time; once the handler has
 // returned, the response controller must not be used.
-func (a *bodyAttempt) abort() {
-	if a == nil || a.whole.Load() || a.x.responded.Load() {
+func (a *Attempt) Abort() {
+	if a == nil || a.whole.Load() || a.responded.Load() {
 		return
 	}
 	a.mu.Lock()
@@ -107,32 +114,51 @@ func (a *bodyAttempt) abort() {
 	a.closed = true
 	if a.begun && !a.over {
 		a.aborted.Store(true)
-		_ = a.x.rc.SetReadDeadline(time.Unix(1, 0))
+		_ = a.rc.SetReadDeadline(time.Unix(1, 0))
 	}
 }
 
-// current returns the body of the connection in use. Nil: there is no body.
-func (b *requestBody) current() *bodyAttempt {
+// Current returns the body of the connection in use. Nil: there is no body.
+func (b *Body) Current() *Attempt {
 	if b == nil {
 		return nil
 	}
 	return b.attempt.Load()
 }
 
-// finish is called by the handler when the response has ended. HTTP/2 resets the rest of a body itself.
-func (b *requestBody) finish() {
+// Finish is called by the handler when the response has ended. HTTP/2 resets the rest of a body itself.
+func (b *Body) Finish() {
 	if b == nil {
 		return
 	}
 	b.mu.Lock()
 	b.over = true
 	b.mu.Unlock()
-	if b.x.r.ProtoMajor != 1 || b.whole.Load() {
+	if b.r.ProtoMajor != 1 || b.whole.Load() {
 		return
 	}
 	// The server reads the rest of the body after the handler has returned, and clears earlier
-	// deadlines. It then closes the connection: see closeIfEarly.
+	// deadlines. It then closes the connection: see EndsEarly.
 	b.lingers = true
-	rc := b.x.rc
+	rc := b.rc
 	time.AfterFunc(linger, func() { _ = rc.SetReadDeadline(time.Unix(1, 0)) })
+}
+
+// Responded records that the head of the final response was read, or will not be.
+func (b *Body) Responded() {
+	if b != nil {
+		b.responded.Store(true)
+	}
+}
+
+// IsWhole reports whether all of the body was read.
+func (b *Body) IsWhole() bool { return b == nil || b.whole.Load() }
+
+// HasFailed reports whether the client did not send all of the body.
+func (b *Body) HasFailed() bool { return b != nil && b.failed.Load() }
+
+// EndsEarly reports whether the client's connection must be closed because a response precedes the request's end. The server would
+// continue reading in the middle of a body, which must never be parsed as a request.
+func (b *Body) EndsEarly() bool {
+	return b != nil && b.r.ProtoMajor == 1 && (b.lingers || !b.whole.Load())
 }
