@@ -2,6 +2,7 @@ package client
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/barchan-dev/barchan/client/internal/rest"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -49,7 +51,10 @@ type Config struct {
 }
 
 // Client calls a server. It is safe for concurrent use.
-type Client struct{ cfg Config }
+type Client struct {
+	api                rest.Client
+	domain, sandboxURL string
+}
 
 // New checks the configuration and opens no connection. The zero Config is the server that the environment names.
 func New(cfg Config) (*Client, error) {
@@ -67,8 +72,10 @@ func New(cfg Config) (*Client, error) {
 	if cfg.HTTP == nil {
 		cfg.HTTP = &http.Client{Transport: NewTransport()}
 	}
-	cfg.URL, cfg.SandboxURL = strings.TrimSuffix(cfg.URL, "/"), strings.TrimSuffix(cfg.SandboxURL, "/")
-	return &Client{cfg: cfg}, nil
+	return &Client{
+		api:    rest.Client{HTTP: cfg.HTTP, URL: strings.TrimSuffix(cfg.URL, "/"), Key: cfg.Key, UserAgent: cfg.UserAgent},
+		domain: cfg.Domain, sandboxURL: strings.TrimSuffix(cfg.SandboxURL, "/"),
+	}, nil
 }
 
 // fill takes what is missing from the environment. A server that is given has nothing of E2B's.
@@ -105,17 +112,26 @@ func NewTransport() *http.Transport {
 	}
 }
 
+// Call makes a request of the API: for routes that have no method here. in is sent as JSON, and the response decoded into out; each may be nil.
+func (c *Client) Call(ctx context.Context, method, path string, q url.Values, in, out any) error {
+	_, err := c.api.Call(ctx, method, path, q, in, out)
+	return err
+}
+
+// Do sends a request with the client's connections and name, and without its key: to a sandbox or a URL that the API has returned.
+func (c *Client) Do(req *http.Request) (*http.Response, error) { return c.api.Do(req) }
+
 // SandboxAddress returns the base URL of a port of a sandbox, and the headers that a request to it needs.
 func (c *Client) SandboxAddress(id string, port int) (string, http.Header) {
 	h := http.Header{}
 	h.Set(envd.HeaderSandboxID, id)
 	h.Set(envd.HeaderSandboxPort, strconv.Itoa(port))
-	if c.cfg.SandboxURL != "" {
-		return c.cfg.SandboxURL, h
+	if c.sandboxURL != "" {
+		return c.sandboxURL, h
 	}
-	u, err := url.Parse(c.cfg.URL)
+	u, err := url.Parse(c.api.URL)
 	if err != nil {
-		return c.cfg.URL, h
+		return c.api.URL, h
 	}
 	if _, err := netip.ParseAddr(u.Hostname()); err == nil || u.Hostname() == "localhost" {
 		return u.Scheme + "://" + u.Host, h
@@ -125,8 +141,8 @@ func (c *Client) SandboxAddress(id string, port int) (string, http.Header) {
 
 // host returns the name of a port of a sandbox below the domain.
 func (c *Client) host(id string, port int) string {
-	domain := c.cfg.Domain
-	if u, err := url.Parse(c.cfg.URL); err == nil && domain == "" {
+	domain := c.domain
+	if u, err := url.Parse(c.api.URL); err == nil && domain == "" {
 		domain = strings.TrimPrefix(u.Host, "api.")
 	}
 	return fmt.Sprintf("%d-%s.%s", port, id, domain)
@@ -135,10 +151,10 @@ func (c *Client) host(id string, port int) string {
 // agent returns a client of a sandbox's agent.
 func (c *Client) agent(id, token, user string) (*envd.Client, error) {
 	base, h := c.SandboxAddress(id, envd.Port)
-	if c.cfg.UserAgent != "" {
-		h.Set("User-Agent", c.cfg.UserAgent)
+	if c.api.UserAgent != "" {
+		h.Set("User-Agent", c.api.UserAgent)
 	}
 	return envd.NewClient(envd.ClientConfig{
-		HTTP: c.cfg.HTTP, BaseURL: base, User: user, Header: maps.Clone(h), Token: func() string { return token },
+		HTTP: c.api.HTTP, BaseURL: base, User: user, Header: maps.Clone(h), Token: func() string { return token },
 	})
 }

@@ -168,7 +168,7 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	dead := testClient(t, &fake{}, key)
-	dead.cfg.URL = "http://127.0.0.1:1"
+	dead.api.URL = "http://127.0.0.1:1"
 	if err := dead.Kill(t.Context(), "i1"); !errors.Is(err, errs.ErrUnavailable) {
 		t.Errorf("no listener: %v", err)
 	}

@@ -169,46 +169,37 @@ type Command struct {
 }
 
 func start(ctx context.Context, agent *envd.Client, req *processpb.StartRequest, o CommandOptions) (*Command, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	call := connect.NewRequest(req)
-	setHeaders(call.Header().Set, o)
-	stream, err := agent.Process().Start(ctx, call)
-	if err != nil {
-		cancel()
-		return nil, guestError(ctx, "start command", err)
-	}
-	c := &Command{agent: agent, ctx: ctx, cancel: cancel, err: stream.Err, close: stream.Close, o: o, next: func() *processpb.ProcessEvent {
-		if stream.Receive() {
-			return stream.Msg().GetEvent()
-		}
-		return nil
-	}}
-	return c.begin("start command")
+	return open(ctx, agent, "start command", req, agent.Process().Start, (*processpb.StartResponse).GetEvent, o)
 }
 
 func follow(ctx context.Context, agent *envd.Client, pid uint32, o CommandOptions) (*Command, error) {
+	req := &processpb.ConnectRequest{Process: envd.Selector(pid)}
+	return open(ctx, agent, "connect to command", req, agent.Process().Connect, (*processpb.ConnectResponse).GetEvent, o)
+}
+
+// open calls an RPC whose stream has the events of a process.
+func open[In, Out any](
+	ctx context.Context, agent *envd.Client, action string, in *In,
+	call func(context.Context, *connect.Request[In]) (*connect.ServerStreamForClient[Out], error), event func(*Out) *processpb.ProcessEvent, o CommandOptions,
+) (*Command, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	call := connect.NewRequest(&processpb.ConnectRequest{Process: envd.Selector(pid)})
-	setHeaders(call.Header().Set, o)
-	stream, err := agent.Process().Connect(ctx, call)
+	req := connect.NewRequest(in)
+	req.Header().Set(envd.HeaderKeepalive, keepalive)
+	if o.Timeout > 0 {
+		req.Header().Set(envd.HeaderConnectMillis, fmt.Sprint(o.Timeout.Milliseconds()))
+	}
+	stream, err := call(ctx, req)
 	if err != nil {
 		cancel()
-		return nil, guestError(ctx, "connect to command", err)
+		return nil, guestError(ctx, action, err)
 	}
 	c := &Command{agent: agent, ctx: ctx, cancel: cancel, err: stream.Err, close: stream.Close, o: o, next: func() *processpb.ProcessEvent {
 		if stream.Receive() {
-			return stream.Msg().GetEvent()
+			return event(stream.Msg())
 		}
 		return nil
 	}}
-	return c.begin("connect to command")
-}
-
-func setHeaders(set func(name, value string), o CommandOptions) {
-	set(envd.HeaderKeepalive, keepalive)
-	if o.Timeout > 0 {
-		set(envd.HeaderConnectMillis, fmt.Sprint(o.Timeout.Milliseconds()))
-	}
+	return c.begin(action)
 }
 
 // begin reads the first event, which has the PID.

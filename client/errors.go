@@ -2,12 +2,11 @@ package client
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 
+	"github.com/barchan-dev/barchan/client/internal/rest"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -34,32 +33,8 @@ var (
 	ErrTimeout = errs.ErrTimeout
 )
 
-// Error is an error response of the server, or of a sandbox. errors.Is matches its kind.
-type Error struct {
-	Status  int // as of HTTP
-	Message string
-}
-
-// Error returns the server's message.
-func (e *Error) Error() string { return e.Message }
-
-// Unwrap returns the kind of the status, or nil.
-func (e *Error) Unwrap() error { return kinds[e.Status] }
-
-var kinds = map[int]error{
-	http.StatusBadRequest:            ErrInvalid,
-	http.StatusUnauthorized:          ErrUnauthenticated,
-	http.StatusForbidden:             ErrForbidden,
-	http.StatusNotFound:              ErrNotFound,
-	http.StatusRequestTimeout:        ErrTimeout,
-	http.StatusConflict:              ErrConflict,
-	http.StatusRequestEntityTooLarge: ErrTooLarge,
-	http.StatusTooManyRequests:       ErrRateLimited,
-	http.StatusInsufficientStorage:   ErrRateLimited,
-	http.StatusBadGateway:            ErrUnavailable,
-	http.StatusServiceUnavailable:    ErrUnavailable,
-	http.StatusGatewayTimeout:        ErrTimeout,
-}
+// Error is an error response of the server, or of a sandbox, with the status of HTTP and the message. errors.Is matches its kind.
+type Error = rest.Error
 
 // ExitError is a command that ended with another code than 0.
 type ExitError struct{ CommandResult }
@@ -74,27 +49,7 @@ func (e *ExitError) Error() string {
 }
 
 // CheckResponse returns the [*Error] of a response of no success, whose body it closes.
-func CheckResponse(res *http.Response) error {
-	if res.StatusCode/100 == 2 {
-		return nil
-	}
-	defer func() { _ = res.Body.Close() }()
-	return readError(res)
-}
-
-func readError(res *http.Response) error {
-	b, err := io.ReadAll(io.LimitReader(res.Body, 64<<10))
-	if err != nil {
-		return fmt.Errorf("read error of %d: %w", res.StatusCode, err)
-	}
-	var body struct {
-		Message string `json:"message"`
-	}
-	if json.Unmarshal(b, &body) != nil || body.Message == "" {
-		body.Message = fmt.Sprintf("the API responded %s", res.Status)
-	}
-	return &Error{Status: res.StatusCode, Message: body.Message}
-}
+func CheckResponse(res *http.Response) error { return rest.Check(res) }
 
 // guestError gives an error of a call to an agent its kind. An agent that is out of reach is ErrUnavailable.
 func guestError(ctx context.Context, action string, err error) error {

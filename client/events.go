@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/barchan-dev/barchan/client/internal/rest"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
@@ -44,7 +45,7 @@ func (c *Client) Events(ctx context.Context, r EventsRequest) ([]SandboxEvent, e
 	if r.SandboxID != "" {
 		path += "/" + url.PathEscape(r.SandboxID)
 	}
-	return fetch[[]SandboxEvent](ctx, c, http.MethodGet, path+"?"+q.Encode(), nil)
+	return rest.Fetch[[]SandboxEvent](ctx, &c.api, http.MethodGet, path+"?"+q.Encode(), nil)
 }
 
 // Webhook receives events.
@@ -73,12 +74,12 @@ type WebhookChange struct {
 
 // CreateWebhook makes a webhook.
 func (c *Client) CreateWebhook(ctx context.Context, w WebhookChange) (Webhook, error) {
-	return fetch[Webhook](ctx, c, http.MethodPost, "/events/webhooks", w)
+	return rest.Fetch[Webhook](ctx, &c.api, http.MethodPost, "/events/webhooks", w)
 }
 
 // Webhooks lists all webhooks, oldest first.
 func (c *Client) Webhooks(ctx context.Context) ([]Webhook, error) {
-	return fetch[[]Webhook](ctx, c, http.MethodGet, "/events/webhooks", nil)
+	return rest.Fetch[[]Webhook](ctx, &c.api, http.MethodGet, "/events/webhooks", nil)
 }
 
 // Webhook finds a webhook by its ID, or a name that only one has.
@@ -107,10 +108,10 @@ func (c *Client) Webhook(ctx context.Context, name string) (found Webhook, err e
 
 // UpdateWebhook changes a webhook.
 func (c *Client) UpdateWebhook(ctx context.Context, id string, w WebhookChange) (Webhook, error) {
-	return fetch[Webhook](ctx, c, http.MethodPatch, "/events/webhooks/"+url.PathEscape(id), w)
+	return rest.Fetch[Webhook](ctx, &c.api, http.MethodPatch, "/events/webhooks/"+url.PathEscape(id), w)
 }
 
 // DeleteWebhook deletes a webhook.
 func (c *Client) DeleteWebhook(ctx context.Context, id string) error {
-	return c.do(ctx, http.MethodDelete, "/events/webhooks/"+url.PathEscape(id), nil)
+	return c.Call(ctx, http.MethodDelete, "/events/webhooks/"+url.PathEscape(id), nil, nil, nil)
 }

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/barchan-dev/barchan/client/internal/rest"
 )
 
 // Create creates a sandbox and returns once it is ready.
@@ -20,7 +22,7 @@ func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) 
 	if o.TemplateID == "" {
 		o.TemplateID = "base"
 	}
-	s, err := fetch[Sandbox](ctx, c, http.MethodPost, "/v2/sandboxes", createWire{o, seconds(o.Timeout)})
+	s, err := rest.Fetch[Sandbox](ctx, &c.api, http.MethodPost, "/v2/sandboxes", createWire{o, seconds(o.Timeout)})
 	return c.handle(&s, err)
 }
 
@@ -33,7 +35,7 @@ func (c *Client) Connect(ctx context.Context, id string, o ConnectOptions) (*San
 	if o.DiscardMemory {
 		body.Memory = new(false)
 	}
-	s, err := fetch[Sandbox](ctx, c, http.MethodPost, "/v2"+sandboxPath(id, "/connect"), body)
+	s, err := rest.Fetch[Sandbox](ctx, &c.api, http.MethodPost, "/v2"+sandboxPath(id, "/connect"), body)
 	return c.handle(&s, err)
 }
 
@@ -48,7 +50,7 @@ func (c *Client) Open(ctx context.Context, id string) (*Sandbox, error) {
 
 // Get reads a sandbox by its full ID.
 func (c *Client) Get(ctx context.Context, id string) (SandboxDetail, error) {
-	return fetch[SandboxDetail](ctx, c, http.MethodGet, sandboxPath(id, ""), nil)
+	return rest.Fetch[SandboxDetail](ctx, &c.api, http.MethodGet, sandboxPath(id, ""), nil)
 }
 
 // List reads all pages.
@@ -66,7 +68,7 @@ func (c *Client) List(ctx context.Context, o ListOptions) ([]SandboxInfo, error)
 	if o.Name != "" {
 		q.Set("name", o.Name)
 	}
-	return pages[SandboxInfo](ctx, c, "/v2/sandboxes", q, o.Limit)
+	return rest.Pages[SandboxInfo](ctx, &c.api, "/v2/sandboxes", q, o.Limit)
 }
 
 // encodeMetadata returns the API's filter form: pairs in form encoding, their keys and values
@@ -83,7 +85,7 @@ func sandboxPath(id, verb string) string { return "/sandboxes/" + url.PathEscape
 
 // Kill deletes a sandbox, running or paused.
 func (c *Client) Kill(ctx context.Context, id string) error {
-	return c.do(ctx, http.MethodDelete, sandboxPath(id, ""), nil)
+	return c.Call(ctx, http.MethodDelete, sandboxPath(id, ""), nil, nil, nil)
 }
 
 // Pause pauses a sandbox; one that is paused is an [ErrConflict].
@@ -92,22 +94,22 @@ func (c *Client) Pause(ctx context.Context, id string, o PauseOptions) error {
 	if o.FilesOnly {
 		body["memory"] = false
 	}
-	return c.do(ctx, http.MethodPost, sandboxPath(id, "/pause"), body)
+	return c.Call(ctx, http.MethodPost, sandboxPath(id, "/pause"), nil, body, nil)
 }
 
 // SetTimeout sets how long a sandbox lives from now on, which may be shorter than before.
 func (c *Client) SetTimeout(ctx context.Context, id string, d time.Duration) error {
-	return c.do(ctx, http.MethodPost, sandboxPath(id, "/timeout"), map[string]int64{"timeout": seconds(d)})
+	return c.Call(ctx, http.MethodPost, sandboxPath(id, "/timeout"), nil, map[string]int64{"timeout": seconds(d)}, nil)
 }
 
 // SetNetwork replaces a sandbox's egress policy.
 func (c *Client) SetNetwork(ctx context.Context, id string, n Network) error {
-	return c.do(ctx, http.MethodPut, sandboxPath(id, "/network"), n)
+	return c.Call(ctx, http.MethodPut, sandboxPath(id, "/network"), nil, n, nil)
 }
 
 // Metrics reads the samples of a sandbox, oldest first: one for every ten seconds of the last hour, and the present.
 func (c *Client) Metrics(ctx context.Context, id string) ([]Metric, error) {
-	return fetch[[]Metric](ctx, c, http.MethodGet, sandboxPath(id, "/metrics"), nil)
+	return rest.Fetch[[]Metric](ctx, &c.api, http.MethodGet, sandboxPath(id, "/metrics"), nil)
 }
 
 // MetricsOf reads the newest sample of each of the running sandboxes, by ID. It omits those that have ended or do not answer.
@@ -115,9 +117,9 @@ func (c *Client) MetricsOf(ctx context.Context, ids []string) (map[string]Metric
 	const most = 100 // of one request
 	all := map[string]Metric{}
 	for part := range slices.Chunk(ids, most) {
-		got, err := fetch[struct {
+		got, err := rest.Fetch[struct {
 			Sandboxes map[string]Metric `json:"sandboxes"`
-		}](ctx, c, http.MethodGet, "/sandboxes/metrics?"+url.Values{"sandbox_ids": {strings.Join(part, ",")}}.Encode(), nil)
+		}](ctx, &c.api, http.MethodGet, "/sandboxes/metrics?"+url.Values{"sandbox_ids": {strings.Join(part, ",")}}.Encode(), nil)
 		if err != nil {
 			return nil, err
 		}
@@ -141,7 +143,7 @@ func (c *Client) Logs(ctx context.Context, id string, o LogOptions) ([]LogEntry,
 	var out struct {
 		Logs []LogEntry `json:"logs"`
 	}
-	_, err := c.call(ctx, http.MethodGet, "/v2"+sandboxPath(id, "/logs"), q, nil, &out)
+	err := c.Call(ctx, http.MethodGet, "/v2"+sandboxPath(id, "/logs"), q, nil, &out)
 	slices.SortStableFunc(out.Logs, func(a, b LogEntry) int { return a.Timestamp.Compare(b.Timestamp) })
 	return out.Logs, err
 }
@@ -152,7 +154,7 @@ func (c *Client) CreateSnapshot(ctx context.Context, id string, o SnapshotOption
 		SnapshotOptions
 		TTL int64 `json:"ttl,omitempty"` // seconds
 	}{o, seconds(o.TTL)}
-	return fetch[Snapshot](ctx, c, http.MethodPost, sandboxPath(id, "/snapshots"), body)
+	return rest.Fetch[Snapshot](ctx, &c.api, http.MethodPost, sandboxPath(id, "/snapshots"), body)
 }
 
 // Snapshots lists snapshots, the newest first.
@@ -164,7 +166,7 @@ func (c *Client) Snapshots(ctx context.Context, o SnapshotsOptions) ([]Snapshot,
 	if o.Name != "" {
 		q.Set("name", o.Name)
 	}
-	return pages[Snapshot](ctx, c, "/snapshots", q, o.Limit)
+	return rest.Pages[Snapshot](ctx, &c.api, "/snapshots", q, o.Limit)
 }
 
 // DeleteSnapshot deletes one snapshot, by its ID.
@@ -193,7 +195,7 @@ func (c *Client) ForkEach(ctx context.Context, id string, o ForkOptions, report 
 		ForkOptions
 		Timeout int64 `json:"timeout,omitempty"` // seconds
 	}{o, seconds(o.Timeout)}
-	res, err := c.send(ctx, http.MethodPost, sandboxPath(id, "/fork"), url.Values{"stream": {"true"}}, body)
+	res, err := c.api.Send(ctx, http.MethodPost, sandboxPath(id, "/fork"), url.Values{"stream": {"true"}}, body)
 	if err != nil {
 		return err
 	}
@@ -232,12 +234,12 @@ func (c *Client) forked(f Forked) Forked {
 
 // Templates lists the templates.
 func (c *Client) Templates(ctx context.Context) ([]Template, error) {
-	return pages[Template](ctx, c, "/v2/templates", url.Values{}, 0)
+	return rest.Pages[Template](ctx, &c.api, "/v2/templates", url.Values{}, 0)
 }
 
 // DeleteTemplate deletes a template that a build has made, or a snapshot, by its ID.
 func (c *Client) DeleteTemplate(ctx context.Context, id string) error {
-	return c.do(ctx, http.MethodDelete, "/templates/"+url.PathEscape(id), nil)
+	return c.Call(ctx, http.MethodDelete, "/templates/"+url.PathEscape(id), nil, nil, nil)
 }
 
 // Namespace returns the key's namespace, which E2B calls a team.
@@ -246,7 +248,7 @@ func (c *Client) Namespace(ctx context.Context) (string, error) {
 		TeamID    string `json:"teamID"`
 		IsDefault bool   `json:"isDefault"`
 	}
-	if _, err := c.call(ctx, http.MethodGet, "/teams", nil, nil, &teams); err != nil {
+	if err := c.Call(ctx, http.MethodGet, "/teams", nil, nil, &teams); err != nil {
 		return "", err
 	}
 	for _, t := range teams {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+
+	"github.com/barchan-dev/barchan/client/internal/rest"
 )
 
 // SSHAccess is how to reach sandboxes over SSH.
@@ -22,20 +24,20 @@ type SSHKey struct {
 
 // SSH returns how to reach sandboxes over SSH; an [ErrNotFound] if the server does not serve it.
 func (c *Client) SSH(ctx context.Context) (SSHAccess, error) {
-	return fetch[SSHAccess](ctx, c, http.MethodGet, "/ssh", nil)
+	return rest.Fetch[SSHAccess](ctx, &c.api, http.MethodGet, "/ssh", nil)
 }
 
 // SSHKeys lists the public keys of the API key.
 func (c *Client) SSHKeys(ctx context.Context) ([]SSHKey, error) {
-	return fetch[[]SSHKey](ctx, c, http.MethodGet, "/ssh-keys", nil)
+	return rest.Fetch[[]SSHKey](ctx, &c.api, http.MethodGet, "/ssh-keys", nil)
 }
 
 // AddSSHKey adds a public key, a line of authorized_keys, to the API key.
 func (c *Client) AddSSHKey(ctx context.Context, line string) (SSHKey, error) {
-	return fetch[SSHKey](ctx, c, http.MethodPost, "/ssh-keys", map[string]string{"publicKey": line})
+	return rest.Fetch[SSHKey](ctx, &c.api, http.MethodPost, "/ssh-keys", map[string]string{"publicKey": line})
 }
 
 // DeleteSSHKey removes a public key from the API key.
 func (c *Client) DeleteSSHKey(ctx context.Context, fingerprint string) error {
-	return c.do(ctx, http.MethodDelete, "/ssh-keys?"+url.Values{"fingerprint": {fingerprint}}.Encode(), nil)
+	return c.Call(ctx, http.MethodDelete, "/ssh-keys?"+url.Values{"fingerprint": {fingerprint}}.Encode(), nil, nil, nil)
 }

@@ -36,7 +36,7 @@ type createWire struct {
 	Timeout int64 `json:"timeout,omitempty"` // seconds
 }
 
-func (n createWire) headers() http.Header {
+func (n createWire) Headers() http.Header {
 	h := http.Header{}
 	if n.QueueTimeout > 0 {
 		h.Set("Barchan-Queue-Timeout", strconv.FormatInt(seconds(n.QueueTimeout), 10))
@@ -238,3 +238,6 @@ type LogOptions struct {
 	// Container is one besides the first; empty: that.
 	Container string
 }
+
+// seconds rounds a time up for the API.
+func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }

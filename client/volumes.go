@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/barchan-dev/barchan/client/internal/rest"
 )
 
 // VolumeOptions describe a volume.
@@ -86,12 +87,12 @@ type VolumeEntry struct {
 
 // CreateVolume makes a volume.
 func (c *Client) CreateVolume(ctx context.Context, n VolumeOptions) (Volume, error) {
-	return fetch[Volume](ctx, c, http.MethodPost, "/volumes", n)
+	return rest.Fetch[Volume](ctx, &c.api, http.MethodPost, "/volumes", n)
 }
 
 // Volumes lists all volumes, by name.
 func (c *Client) Volumes(ctx context.Context) ([]Volume, error) {
-	return fetch[[]Volume](ctx, c, http.MethodGet, "/volumes", nil)
+	return rest.Fetch[[]Volume](ctx, &c.api, http.MethodGet, "/volumes", nil)
 }
 
 // Volume finds a volume by its name or ID, with its token.
@@ -102,7 +103,7 @@ func (c *Client) Volume(ctx context.Context, name string) (Volume, error) {
 	}
 	for _, v := range all {
 		if v.Name == name || v.VolumeID == name {
-			return fetch[Volume](ctx, c, http.MethodGet, "/volumes/"+url.PathEscape(v.VolumeID), nil)
+			return rest.Fetch[Volume](ctx, &c.api, http.MethodGet, "/volumes/"+url.PathEscape(v.VolumeID), nil)
 		}
 	}
 	return Volume{}, fmt.Errorf("volume %q not found: %w", name, ErrNotFound)
@@ -110,7 +111,7 @@ func (c *Client) Volume(ctx context.Context, name string) (Volume, error) {
 
 // DeleteVolume deletes a volume by its ID.
 func (c *Client) DeleteVolume(ctx context.Context, id string) error {
-	return c.do(ctx, http.MethodDelete, "/volumes/"+url.PathEscape(id), nil)
+	return c.Call(ctx, http.MethodDelete, "/volumes/"+url.PathEscape(id), nil, nil, nil)
 }
 
 // VolumeStat describes a file of a volume.
@@ -156,19 +157,12 @@ func (c *Client) content(ctx context.Context, v Volume, method, route string, q 
 	if err != nil {
 		return err
 	}
-	defer func() { _ = res.Body.Close() }()
-	if out == nil {
-		return nil
-	}
-	if err := json.NewDecoder(res.Body).Decode(out); err != nil {
-		return fmt.Errorf("%s of volume %s: %w: %w", route, v.Name, err, ErrUnavailable)
-	}
-	return nil
+	return rest.Decode(res, route+" of volume "+v.Name, out)
 }
 
 // sendContent makes a request with the volume's token, and without the key.
 func (c *Client) sendContent(ctx context.Context, v Volume, method, route string, q url.Values, body io.Reader) (*http.Response, error) {
-	target := strings.Join([]string{c.cfg.URL, "volumecontent", url.PathEscape(v.VolumeID), route}, "/") + "?" + q.Encode()
+	target := strings.Join([]string{c.api.URL, "volumecontent", url.PathEscape(v.VolumeID), route}, "/") + "?" + q.Encode()
 	req, err := http.NewRequestWithContext(ctx, method, target, body)
 	if err != nil {
 		return nil, fmt.Errorf("%s of volume %s: %w", route, v.Name, err)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/config/setting"
 	"github.com/barchan-dev/barchan/internal/edge/acme/dnsrecords"
 )
 
@@ -24,19 +25,19 @@ func (c *Config) checkACME() error {
 	}
 	switch {
 	case c.TLSAddr == "":
-		return invalid("acme", "is on, but tlsAddr is empty: there is nothing to serve with a certificate")
+		return setting.Invalid("acme", "is on, but tlsAddr is empty: there is nothing to serve with a certificate")
 	case c.Role == RoleReplica && !c.ACMEByDNS():
-		return invalid("acme", "is on in a replica without acmeUpdateServer or acmeHook; the authority's question to a name may reach another replica, so give it DNS")
+		return setting.Invalid("acme", "is on in a replica without acmeUpdateServer or acmeHook; the authority's question to a name may reach another replica, so give it DNS")
 	case c.ACMEWait < 0 || c.ACMEWait > mostACMEWait:
-		return invalid("acmeWait", "%s is out of range, want 0 to %s", c.ACMEWait, mostACMEWait)
+		return setting.Invalid("acmeWait", "%s is out of range, want 0 to %s", c.ACMEWait, mostACMEWait)
 	case !slices.ContainsFunc(c.Domains, certifiable):
-		return invalid("domains", "none of %s is a domain that an authority certifies; name a public one, or turn acme off", strings.Join(c.Domains, ", "))
+		return setting.Invalid("domains", "none of %s is a domain that an authority certifies; name a public one, or turn acme off", strings.Join(c.Domains, ", "))
 	case c.ACMEUpdateServer != "":
 		if err := c.checkACMEUpdates(); err != nil {
 			return err
 		}
 	case c.ACMEUpdateZone+c.ACMEUpdateKeyName+c.ACMEUpdateKeyFile != "":
-		return invalid("acmeUpdateServer", "is empty, but a zone or a key for updates is set; name the DNS server that takes them")
+		return setting.Invalid("acmeUpdateServer", "is empty, but a zone or a key for updates is set; name the DNS server that takes them")
 	}
 	return c.checkAuthority()
 }
@@ -44,13 +45,13 @@ func (c *Config) checkACME() error {
 func (c *Config) checkAuthority() error {
 	u, err := url.Parse(c.ACMEDirectory)
 	if err != nil || u.Scheme != "https" || u.Host == "" {
-		return invalid("acmeDirectory", "%q is not an address such as https://acme-v02.api.letsencrypt.org/directory", c.ACMEDirectory)
+		return setting.Invalid("acmeDirectory", "%q is not an address such as https://acme-v02.api.letsencrypt.org/directory", c.ACMEDirectory)
 	}
 	if !c.ACMEAgree {
-		return invalid("acmeAgree", "is false; %s requires agreement to its terms of service: read them and set it to true", u.Host)
+		return setting.Invalid("acmeAgree", "is false; %s requires agreement to its terms of service: read them and set it to true", u.Host)
 	}
 	if a, err := mail.ParseAddress(c.ACMEEmail); c.ACMEEmail != "" && (err != nil || a.Address != c.ACMEEmail) {
-		return invalid("acmeEmail", "%q is not an address such as ops@example.org", c.ACMEEmail)
+		return setting.Invalid("acmeEmail", "%q is not an address such as ops@example.org", c.ACMEEmail)
 	}
 	return nil
 }
@@ -71,28 +72,28 @@ func plainDomain(domain string) string {
 func (c *Config) checkACMEUpdates() error {
 	host, port, err := net.SplitHostPort(c.ACMEUpdateServer)
 	if _, bad := strconv.ParseUint(port, 10, 16); err != nil || bad != nil || host == "" {
-		return invalid("acmeUpdateServer", "%q is not host:port", c.ACMEUpdateServer)
+		return setting.Invalid("acmeUpdateServer", "%q is not host:port", c.ACMEUpdateServer)
 	}
 	if c.ACMEHook != "" {
-		return invalid("acmeHook", "is set beside acmeUpdateServer; have DNS records changed by one of them")
+		return setting.Invalid("acmeHook", "is set beside acmeUpdateServer; have DNS records changed by one of them")
 	}
 	for _, s := range []struct{ key, value string }{
 		{"acmeUpdateZone", c.ACMEUpdateZone}, {"acmeUpdateKeyName", c.ACMEUpdateKeyName}, {"acmeUpdateKeyFile", c.ACMEUpdateKeyFile},
 	} {
 		if s.value == "" {
-			return invalid(s.key, "is missing; updates of DNS need a zone and a TSIG key")
+			return setting.Invalid(s.key, "is missing; updates of DNS need a zone and a TSIG key")
 		}
 	}
 	if !slices.Contains(dnsrecords.Algorithms(), c.ACMEUpdateAlgorithm) {
-		return invalid("acmeUpdateAlgorithm", "%q is none of %s", c.ACMEUpdateAlgorithm, strings.Join(dnsrecords.Algorithms(), ", "))
+		return setting.Invalid("acmeUpdateAlgorithm", "%q is none of %s", c.ACMEUpdateAlgorithm, strings.Join(dnsrecords.Algorithms(), ", "))
 	}
 	zone := strings.Trim(c.ACMEUpdateZone, ".")
 	if !dnsName.MatchString(zone) {
-		return invalid("acmeUpdateZone", "%q is not a lower-case domain name such as example.org", c.ACMEUpdateZone)
+		return setting.Invalid("acmeUpdateZone", "%q is not a lower-case domain name such as example.org", c.ACMEUpdateZone)
 	}
 	for _, d := range c.Domains {
 		if host := plainDomain(d); certifiable(d) && host != zone && !strings.HasSuffix(host, "."+zone) {
-			return invalid("acmeUpdateZone", "%s is not in the zone %s; its records could not be changed", host, zone)
+			return setting.Invalid("acmeUpdateZone", "%s is not in the zone %s; its records could not be changed", host, zone)
 		}
 	}
 	return nil

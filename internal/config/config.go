@@ -17,6 +17,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/barchan-dev/barchan/internal/config/setting"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
 )
 
@@ -312,17 +313,17 @@ func (c *Config) Registries() (mirrors map[string][]string, authorities map[stri
 	for _, text := range c.RegistryMirrors {
 		host, address, ok := hostAnd(text)
 		if !ok || !isMirror(address) {
-			return nil, nil, invalid("registryMirrors", "%q is not a mirror such as docker.io=https://mirror.example.com", text)
+			return nil, nil, setting.Invalid("registryMirrors", "%q is not a mirror such as docker.io=https://mirror.example.com", text)
 		}
 		mirrors[host] = append(mirrors[host], address)
 	}
 	for _, text := range c.RegistryCAs {
 		host, file, ok := hostAnd(text)
 		if !ok || !filepath.IsAbs(file) {
-			return nil, nil, invalid("registryCAs", "%q is not a file of a host such as registry.example.com=/etc/barchan/ca.pem", text)
+			return nil, nil, setting.Invalid("registryCAs", "%q is not a file of a host such as registry.example.com=/etc/barchan/ca.pem", text)
 		}
 		if _, twice := authorities[host]; twice {
-			return nil, nil, invalid("registryCAs", "%s has two files, want one", host)
+			return nil, nil, setting.Invalid("registryCAs", "%s has two files, want one", host)
 		}
 		authorities[host] = file
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/config/setting"
 )
 
 func env(pairs ...string) func(string) (string, bool) {
@@ -41,7 +42,7 @@ func load(t *testing.T, file string, lookup func(string) (string, bool), args ..
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
-	return Load(Options{File: write(t, file), LookupEnv: lookup, Flags: []*Flags{flags}})
+	return Load(Options{File: write(t, file), LookupEnv: lookup, Flags: []*setting.Flags{flags}})
 }
 
 func TestEveryFieldIsASetting(t *testing.T) {
@@ -51,7 +52,7 @@ func TestEveryFieldIsASetting(t *testing.T) {
 		if s.Doc == "" {
 			t.Errorf("%s has no doc", s.Key)
 		}
-		inTable[s.ptr] = s.Key
+		inTable[s.Ptr] = s.Key
 	}
 	v := reflect.ValueOf(&c).Elem()
 	for i := range v.NumField() {

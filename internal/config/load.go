@@ -7,12 +7,14 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/config/setting"
 )
 
 // DefaultFile is read if it exists and no other file is named.
@@ -58,7 +60,7 @@ type Options struct {
 	// LookupEnv is os.LookupEnv, or nil to ignore the environment.
 	LookupEnv func(string) (string, bool)
 	// Flags were parsed already; the first set that has a key given decides.
-	Flags []*Flags
+	Flags []*setting.Flags
 }
 
 // Resolved is a Config with the sources of its values.
@@ -93,7 +95,7 @@ func Load(o Options) (*Resolved, error) {
 		if !ok {
 			continue
 		}
-		if err := s.set(text); err != nil {
+		if err := s.Set(text); err != nil {
 			return nil, fmt.Errorf("%s: %w", s.Env(), err)
 		}
 		r.sources[s.Key] = Source{FromEnv, s.Env()}
@@ -103,7 +105,7 @@ func Load(o Options) (*Resolved, error) {
 		if !ok {
 			continue
 		}
-		if err := s.set(text); err != nil {
+		if err := s.Set(text); err != nil {
 			return nil, fmt.Errorf("--%s: %w", s.Flag(), err)
 		}
 		r.sources[s.Key] = Source{FromFlag, "--" + s.Flag()}
@@ -128,17 +130,17 @@ func Load(o Options) (*Resolved, error) {
 
 // blame adds to a refused value where it was set.
 func (r *Resolved) blame(err error) error {
-	var bad *keyError
+	var bad *setting.Error
 	if !errors.As(err, &bad) {
 		return err
 	}
-	if src := r.Source(bad.key); src.Kind != FromDefault {
+	if src := r.Source(bad.Key); src.Kind != FromDefault {
 		return fmt.Errorf("%w (set by %s)", err, src)
 	}
 	return err
 }
 
-func (r *Resolved) readFile(o Options, settings []Setting) error {
+func (r *Resolved) readFile(o Options, settings []setting.Setting) error {
 	name, named := o.File, o.File != ""
 	if !named {
 		if name, named = o.LookupEnv(EnvFile); !named || name == "" {
@@ -161,7 +163,7 @@ func (r *Resolved) readFile(o Options, settings []Setting) error {
 }
 
 // decode walks the document itself, so that every refusal has its line.
-func (r *Resolved) decode(in io.Reader, file string, settings []Setting) error {
+func (r *Resolved) decode(in io.Reader, file string, settings []setting.Setting) error {
 	var doc yaml.Node
 	err := yaml.NewDecoder(io.LimitReader(in, 1<<20)).Decode(&doc)
 	if errors.Is(err, io.EOF) {
@@ -185,11 +187,11 @@ func (r *Resolved) decode(in io.Reader, file string, settings []Setting) error {
 			return fmt.Errorf("%s: %w", at, unknownKey(settings, key.Value))
 		}
 		if earlier, ok := r.sources[s.Key]; ok {
-			return fmt.Errorf("%s: %w", at, invalid(s.Key, "is set already at %s", earlier.Name))
+			return fmt.Errorf("%s: %w", at, setting.Invalid(s.Key, "is set already at %s", earlier.Name))
 		}
 		text, err := nodeText(s, value)
 		if err == nil {
-			err = s.set(text)
+			err = s.Set(text)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", at, err)
@@ -199,30 +201,30 @@ func (r *Resolved) decode(in io.Reader, file string, settings []Setting) error {
 	return nil
 }
 
-func findSetting(settings []Setting, key string) (Setting, bool) {
+func findSetting(settings []setting.Setting, key string) (setting.Setting, bool) {
 	for _, s := range settings {
 		if s.Key == key {
 			return s, true
 		}
 	}
-	return Setting{}, false
+	return setting.Setting{}, false
 }
 
 // unknownKey rejects a key and suggests a similar one.
-func unknownKey(settings []Setting, key string) error {
+func unknownKey(settings []setting.Setting, key string) error {
 	plain := func(k string) string {
 		return strings.ToLower(strings.NewReplacer("-", "", "_", "", ".", "").Replace(k))
 	}
 	for _, s := range settings {
 		if plain(s.Key) == plain(key) {
-			return invalid(key, "unknown key; it is written %s", s.Key)
+			return setting.Invalid(key, "unknown key; it is written %s", s.Key)
 		}
 	}
-	return invalid(key, "unknown key; `barchan config` prints all of them")
+	return setting.Invalid(key, "unknown key; `barchan config` prints all of them")
 }
 
 // nodeText is a YAML value as its setting's text.
-func nodeText(s Setting, n *yaml.Node) (string, error) {
+func nodeText(s setting.Setting, n *yaml.Node) (string, error) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
@@ -234,84 +236,33 @@ func nodeText(s Setting, n *yaml.Node) (string, error) {
 		return n.Value, nil
 	case yaml.SequenceNode:
 		if s.Kind() != "list" {
-			return "", invalid(s.Key, "is a list, want one value")
+			return "", setting.Invalid(s.Key, "is a list, want one value")
 		}
 		items := make([]string, 0, len(n.Content))
 		for _, item := range n.Content {
 			if item.Kind != yaml.ScalarNode {
-				return "", invalid(s.Key, "has an item that is not a plain value")
+				return "", setting.Invalid(s.Key, "has an item that is not a plain value")
 			}
 			items = append(items, item.Value)
 		}
 		return strings.Join(items, ","), nil
 	default:
-		return "", invalid(s.Key, "want a plain value, not keys below it")
+		return "", setting.Invalid(s.Key, "want a plain value, not keys below it")
 	}
-}
-
-// Flags is one flag for each setting.
-type Flags struct {
-	given map[string]*flagValue
 }
 
 // AddFlags registers a flag for every setting whose key want accepts. Call Load
 // with the result once fs is parsed.
-func AddFlags(fs *pflag.FlagSet, want func(key string) bool) *Flags {
-	f := &Flags{given: map[string]*flagValue{}}
+func AddFlags(fs *pflag.FlagSet, want func(key string) bool) *setting.Flags {
 	defaults := Default()
-	for _, s := range defaults.table() {
-		if !want(s.Key) {
-			continue
-		}
-		v := &flagValue{setting: s, text: defaultText(s)}
-		f.given[s.Key] = v
-		flag := fs.VarPF(v, s.Flag(), "", s.Doc)
-		if s.Kind() == "bool" {
-			flag.NoOptDefVal = "true"
-		}
-	}
-	return f
+	return setting.AddFlags(fs, slices.DeleteFunc(defaults.table(), func(s setting.Setting) bool { return !want(s.Key) }))
 }
 
-func lookupFlag(sets []*Flags, key string) (string, bool) {
+func lookupFlag(sets []*setting.Flags, key string) (string, bool) {
 	for _, f := range sets {
-		if v, ok := f.given[key]; ok && v.isSet {
-			return v.text, true
+		if text, ok := f.Lookup(key); ok {
+			return text, true
 		}
 	}
 	return "", false
-}
-
-func defaultText(s Setting) string {
-	switch v := s.Value().(type) {
-	case []string:
-		return strings.Join(v, ",")
-	default:
-		return fmt.Sprint(v)
-	}
-}
-
-// flagValue checks a flag as it is parsed, so that the usage error is at once.
-type flagValue struct {
-	setting Setting
-	text    string
-	isSet   bool
-}
-
-// String is the default until the flag is given.
-func (v *flagValue) String() string { return v.text }
-
-// Type is what the help calls the value.
-func (v *flagValue) Type() string { return v.setting.Kind() }
-
-// Set checks and takes a value; a list given twice is joined.
-func (v *flagValue) Set(text string) error {
-	if err := v.setting.set(text); err != nil {
-		return err
-	}
-	if v.isSet && v.setting.Kind() == "list" {
-		text = v.text + "," + text
-	}
-	v.text, v.isSet = text, true
-	return nil
 }

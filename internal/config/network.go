@@ -4,27 +4,29 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+
+	"github.com/barchan-dev/barchan/internal/config/setting"
 )
 
 func (c *Config) checkSubnet() error {
 	s := c.Subnet
 	switch {
 	case !s.IsValid():
-		return invalid("subnet", "is empty, want an IPv4 subnet such as 10.87.0.0/16")
+		return setting.Invalid("subnet", "is empty, want an IPv4 subnet such as 10.87.0.0/16")
 	case !s.Addr().Is4():
-		return invalid("subnet", "%s is not an IPv4 subnet such as 10.87.0.0/16", s)
+		return setting.Invalid("subnet", "%s is not an IPv4 subnet such as 10.87.0.0/16", s)
 	case s != s.Masked():
-		return invalid("subnet", "%s has bits set behind its mask, want %s", s, s.Masked())
+		return setting.Invalid("subnet", "%s has bits set behind its mask, want %s", s, s.Masked())
 	case s.Bits() < 8 || s.Bits() > 28:
-		return invalid("subnet", "%s has %d bits, want from /8 to /28", s, s.Bits())
+		return setting.Invalid("subnet", "%s has %d bits, want from /8 to /28", s, s.Bits())
 	case s.Addr().IsLoopback() || s.Addr().IsMulticast() || s.Addr().IsLinkLocalUnicast() || s.Addr().IsUnspecified():
-		return invalid("subnet", "%s is a special range; take a private one such as 10.87.0.0/16", s)
+		return setting.Invalid("subnet", "%s is a special range; take a private one such as 10.87.0.0/16", s)
 	}
 	for _, a := range []struct{ key, addr string }{
 		{"httpAddr", c.HTTPAddr}, {"tlsAddr", c.TLSAddr}, {"kubeAddr", c.KubeAddr}, {"sshAddr", c.SSHAddr}, {"metricsAddr", c.MetricsAddr},
 	} {
 		if ap, err := netip.ParseAddrPort(a.addr); err == nil && s.Contains(ap.Addr().Unmap()) {
-			return invalid("subnet", "%s overlaps %s (%s)", s, a.key, a.addr)
+			return setting.Invalid("subnet", "%s overlaps %s (%s)", s, a.key, a.addr)
 		}
 	}
 	return c.checkSubnet6()
@@ -35,28 +37,28 @@ func (c *Config) checkReach() error {
 	s := c.Subnet
 	for _, r := range c.WebhookAllow {
 		if r != r.Masked() {
-			return invalid("webhookAllow", "%s has bits set behind its mask, want %s", r, r.Masked())
+			return setting.Invalid("webhookAllow", "%s has bits set behind its mask, want %s", r, r.Masked())
 		}
 	}
 	for _, r := range c.Reachable {
 		if r != r.Masked() {
-			return invalid("reachable", "%s has bits set behind its mask, want %s", r, r.Masked())
+			return setting.Invalid("reachable", "%s has bits set behind its mask, want %s", r, r.Masked())
 		}
 		if r.Overlaps(s) || (c.Subnet6.IsValid() && r.Overlaps(c.Subnet6)) {
-			return invalid("reachable", "%s overlaps the sandboxes' own subnet", r)
+			return setting.Invalid("reachable", "%s overlaps the sandboxes' own subnet", r)
 		}
 	}
 	if c.SpareNetworks < 0 || c.SpareNetworks > maxSpareNetworks {
-		return invalid("spareNetworks", "%d is out of range, want 0 to %d", c.SpareNetworks, maxSpareNetworks)
+		return setting.Invalid("spareNetworks", "%d is out of range, want 0 to %d", c.SpareNetworks, maxSpareNetworks)
 	}
 	for _, z := range c.InternalZones {
 		if z != "." && !dnsName.MatchString(z) {
-			return invalid("internalZones", "%q is not a zone such as corp.example, in lower case and without a final dot, nor \".\" for all names", z)
+			return setting.Invalid("internalZones", "%q is not a zone such as corp.example, in lower case and without a final dot, nor \".\" for all names", z)
 		}
 	}
 	for _, r := range c.DNSResolvers {
 		if s.Contains(r.Unmap()) {
-			return invalid("dnsResolvers", "%s lies in the sandboxes' own subnet %s", r, s)
+			return setting.Invalid("dnsResolvers", "%s lies in the sandboxes' own subnet %s", r, s)
 		}
 	}
 	return nil
@@ -72,13 +74,13 @@ func (c *Config) checkSubnet6() error {
 	case !s.IsValid():
 		return nil
 	case !s.Addr().Is6() || s.Addr().Is4In6():
-		return invalid("subnet6", "%s is not an IPv6 subnet such as fd87::/64", s)
+		return setting.Invalid("subnet6", "%s is not an IPv6 subnet such as fd87::/64", s)
 	case s != s.Masked():
-		return invalid("subnet6", "%s has bits set behind its mask, want %s", s, s.Masked())
+		return setting.Invalid("subnet6", "%s has bits set behind its mask, want %s", s, s.Masked())
 	case s.Bits() > 96:
-		return invalid("subnet6", "%s has %d bits, want 96 or fewer", s, s.Bits())
+		return setting.Invalid("subnet6", "%s has %d bits, want 96 or fewer", s, s.Bits())
 	case s.Addr().IsLoopback() || s.Addr().IsMulticast() || s.Addr().IsLinkLocalUnicast() || s.Addr().IsUnspecified():
-		return invalid("subnet6", "%s is a special range; take one such as fd87::/64", s)
+		return setting.Invalid("subnet6", "%s is a special range; take one such as fd87::/64", s)
 	}
 	return nil
 }
@@ -101,10 +103,10 @@ func (c *Config) CheckHost() error {
 		for _, a := range addrs {
 			p, err := netip.ParsePrefix(a.String())
 			if err == nil && p.Overlaps(c.Subnet) {
-				return invalid("subnet", "%s overlaps %s of interface %s; choose another with --subnet", c.Subnet, p, l.Name)
+				return setting.Invalid("subnet", "%s overlaps %s of interface %s; choose another with --subnet", c.Subnet, p, l.Name)
 			}
 			if err == nil && c.Subnet6.IsValid() && p.Overlaps(c.Subnet6) {
-				return invalid("subnet6", "%s overlaps %s of interface %s; choose another with --subnet6", c.Subnet6, p, l.Name)
+				return setting.Invalid("subnet6", "%s overlaps %s of interface %s; choose another with --subnet6", c.Subnet6, p, l.Name)
 			}
 		}
 	}

@@ -2,7 +2,6 @@ package config
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"net"
 	"net/netip"
@@ -17,22 +16,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/config/setting"
 )
-
-// keyError is a refused value; it is an errs.ErrInvalid.
-type keyError struct{ key, message string }
-
-// Error names the key.
-func (e *keyError) Error() string { return e.key + ": " + e.message }
-
-// Unwrap is the kind.
-func (e *keyError) Unwrap() error { return errs.ErrInvalid }
-
-func invalid(key, format string, args ...any) error {
-	return &keyError{key, fmt.Sprintf(format, args...)}
-}
 
 // defaultEtcdPrefix is where the embedded etcd's keys begin, always.
 const defaultEtcdPrefix = "/barchan"
@@ -79,15 +65,15 @@ func (c *Config) Validate() error {
 func (c *Config) checkRole() error {
 	switch {
 	case !slices.Contains([]string{RoleServer, RoleController, RoleReplica, RoleNode}, c.Role):
-		return invalid("role", "%q is none of %s, %s, %s and %s", c.Role, RoleServer, RoleController, RoleReplica, RoleNode)
+		return setting.Invalid("role", "%q is none of %s, %s, %s and %s", c.Role, RoleServer, RoleController, RoleReplica, RoleNode)
 	case c.Role == RoleNode && c.APIKubeconfig == "":
-		return invalid("apiKubeconfig", "is missing; a node needs the one that its server wrote to <dataDir>/credentials/node.kubeconfig")
+		return setting.Invalid("apiKubeconfig", "is missing; a node needs the one that its server wrote to <dataDir>/credentials/node.kubeconfig")
 	case c.Role != RoleServer && c.APIKubeconfig == "" && os.Getenv("KUBERNETES_SERVICE_HOST") == "":
-		return invalid("apiKubeconfig", "is missing; outside of a cluster a %s needs the kubeconfig of the API server that it uses", c.Role)
+		return setting.Invalid("apiKubeconfig", "is missing; outside of a cluster a %s needs the kubeconfig of the API server that it uses", c.Role)
 	case c.Role == RoleServer && c.APIKubeconfig != "":
-		return invalid("apiKubeconfig", "is set, but the role is %s, which has an API server of its own", c.Role)
+		return setting.Invalid("apiKubeconfig", "is set, but the role is %s, which has an API server of its own", c.Role)
 	case c.KubeTokens && c.Role != RoleReplica:
-		return invalid("kubeTokens", "is set, but the role is %s; a replica of a Kubernetes cluster accepts its tokens", c.Role)
+		return setting.Invalid("kubeTokens", "is set, but the role is %s; a replica of a Kubernetes cluster accepts its tokens", c.Role)
 	}
 	if err := cmp.Or(c.checkController(), c.checkNode(), c.checkPrivileges()); err != nil {
 		return err
@@ -99,11 +85,11 @@ func (c *Config) checkRole() error {
 func (c *Config) checkNode() error {
 	switch {
 	case c.Role != RoleServer && c.Role != RoleNode && c.NodeSocket != "":
-		return invalid("nodeSocket", "is set, but the role is %s; only a server has a node beside it", c.Role)
+		return setting.Invalid("nodeSocket", "is set, but the role is %s; only a server has a node beside it", c.Role)
 	case c.Role != RoleNode && c.NodeSocketGroup != "":
-		return invalid("nodeSocketGroup", "is set, but the role is %s, which has no such socket", c.Role)
+		return setting.Invalid("nodeSocketGroup", "is set, but the role is %s, which has no such socket", c.Role)
 	case c.Role == RoleNode && c.PeerAddr != "":
-		return invalid("peerAddr", "is set, but a node has no peers")
+		return setting.Invalid("peerAddr", "is set, but a node has no peers")
 	}
 	return nil
 }
@@ -111,13 +97,13 @@ func (c *Config) checkNode() error {
 func (c *Config) checkPrivileges() error {
 	switch {
 	case c.Privileges != PrivilegesTogether && c.Privileges != PrivilegesApart:
-		return invalid("privileges", "%q is neither %s nor %s", c.Privileges, PrivilegesTogether, PrivilegesApart)
+		return setting.Invalid("privileges", "%q is neither %s nor %s", c.Privileges, PrivilegesTogether, PrivilegesApart)
 	case c.Privileges == PrivilegesApart && c.Role != RoleServer:
-		return invalid("privileges", "is %s, but the role is %s; only a server has privileges to divide", c.Privileges, c.Role)
+		return setting.Invalid("privileges", "is %s, but the role is %s; only a server has privileges to divide", c.Privileges, c.Role)
 	case c.Privileges == PrivilegesApart && c.NodeSocket != "":
-		return invalid("privileges", "is %s, but nodeSocket is set; the server starts its own node", c.Privileges)
+		return setting.Invalid("privileges", "is %s, but nodeSocket is set; the server starts its own node", c.Privileges)
 	case c.Privileges == PrivilegesApart && c.KubeAddr == "":
-		return invalid("kubeAddr", "is empty, but privileges is %s; the node reaches the server by it", c.Privileges)
+		return setting.Invalid("kubeAddr", "is empty, but privileges is %s; the node reaches the server by it", c.Privileges)
 	}
 	return nil
 }
@@ -127,13 +113,13 @@ func (c *Config) checkController() error {
 	case c.Role != RoleController:
 		return nil
 	case c.AgentImage == "":
-		return invalid("agentImage", "is missing; it is the image that has the agent of Pods")
+		return setting.Invalid("agentImage", "is missing; it is the image that has the agent of Pods")
 	case len(validation.IsDNS1123Label(c.LeaseNamespace)) > 0:
-		return invalid("leaseNamespace", "%q is not the name of a namespace", c.LeaseNamespace)
+		return setting.Invalid("leaseNamespace", "%q is not the name of a namespace", c.LeaseNamespace)
 	case len(validation.IsDNS1123Subdomain(c.ClusterDomain)) > 0:
-		return invalid("clusterDomain", "%q is not a domain", c.ClusterDomain)
+		return setting.Invalid("clusterDomain", "%q is not a domain", c.ClusterDomain)
 	case c.RuntimeClass != "" && len(validation.IsDNS1123Subdomain(c.RuntimeClass)) > 0:
-		return invalid("runtimeClass", "%q is not the name of a RuntimeClass", c.RuntimeClass)
+		return setting.Invalid("runtimeClass", "%q is not the name of a RuntimeClass", c.RuntimeClass)
 	}
 	return nil
 }
@@ -145,17 +131,17 @@ func (c *Config) checkPeers() error {
 		}
 		ap, err := ParsePeer(a.addr)
 		if err != nil || ap.Addr().IsUnspecified() || ap.Addr().Zone() != "" {
-			return invalid(a.key, "%q is not an address that other replicas reach, such as 10.0.0.5:7701", a.addr)
+			return setting.Invalid(a.key, "%q is not an address that other replicas reach, such as 10.0.0.5:7701", a.addr)
 		}
 	}
 	for _, s := range c.PeerSeeds {
 		host, port, err := net.SplitHostPort(s)
 		if _, bad := strconv.ParseUint(port, 10, 16); err != nil || bad != nil || host == "" {
-			return invalid("peerSeeds", "%q is not host:port", s)
+			return setting.Invalid("peerSeeds", "%q is not host:port", s)
 		}
 	}
 	if c.PeerAddr == "" && (len(c.PeerSeeds) > 0 || c.PeerPushAddr != "") {
-		return invalid("peerAddr", "is empty, but peerSeeds or peerPushAddr is set")
+		return setting.Invalid("peerAddr", "is empty, but peerSeeds or peerPushAddr is set")
 	}
 	return nil
 }
@@ -176,19 +162,19 @@ func (c *Config) checkDirs() error {
 	} {
 		switch {
 		case d.path == "":
-			return invalid(d.key, "is empty, want an absolute directory")
+			return setting.Invalid(d.key, "is empty, want an absolute directory")
 		case !filepath.IsAbs(d.path):
-			return invalid(d.key, "%q is not absolute, want a path that begins with /", d.path)
+			return setting.Invalid(d.key, "%q is not absolute, want a path that begins with /", d.path)
 		case filepath.Clean(d.path) == "/":
-			return invalid(d.key, "is the root directory, want one of its own")
+			return setting.Invalid(d.key, "is the root directory, want one of its own")
 		}
 	}
 	if n := len(filepath.Join(c.RunDir, longestSocket)); n > maxSocketPath {
-		return invalid("runDir", "%q is %d bytes too long for the sockets in it; set a shorter one",
+		return setting.Invalid("runDir", "%q is %d bytes too long for the sockets in it; set a shorter one",
 			c.RunDir, n-maxSocketPath)
 	}
 	if filepath.Clean(c.DataDir) == filepath.Clean(c.CacheDir) {
-		return invalid("cacheDir", "is the same as dataDir, want another")
+		return setting.Invalid("cacheDir", "is the same as dataDir, want another")
 	}
 	return nil
 }
@@ -204,20 +190,20 @@ func (c *Config) checkAddrs() error {
 		}
 		host, port, err := net.SplitHostPort(a.addr)
 		if err != nil {
-			return invalid(a.key, "%q is not an address such as 127.0.0.1:7700", a.addr)
+			return setting.Invalid(a.key, "%q is not an address such as 127.0.0.1:7700", a.addr)
 		}
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil {
-			return invalid(a.key, "port %q is not a number from 0 to 65535", port)
+			return setting.Invalid(a.key, "port %q is not a number from 0 to 65535", port)
 		} else if n == 0 {
 			continue // any free one
 		}
 		if host != "" && host != "localhost" {
 			if _, err := netip.ParseAddr(host); err != nil {
-				return invalid(a.key, "%q is not an IP address of this machine", host)
+				return setting.Invalid(a.key, "%q is not an IP address of this machine", host)
 			}
 		}
 		if other, taken := used[port]; taken {
-			return invalid(a.key, "port %s is also that of %s, want another", port, other)
+			return setting.Invalid(a.key, "port %s is also that of %s, want another", port, other)
 		}
 		used[port] = a.key
 	}
@@ -226,7 +212,7 @@ func (c *Config) checkAddrs() error {
 
 func (c *Config) checkDomains() error {
 	if len(c.Domains) == 0 {
-		return invalid("domains", "is empty, want at least one such as barchan.localhost")
+		return setting.Invalid("domains", "is empty, want at least one such as barchan.localhost")
 	}
 	for _, d := range c.Domains {
 		host, port, err := net.SplitHostPort(d)
@@ -234,10 +220,10 @@ func (c *Config) checkDomains() error {
 			host, port = d, "443"
 		}
 		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-			return invalid("domains", "port %q of %q is not a number from 1 to 65535", port, d)
+			return setting.Invalid("domains", "port %q of %q is not a number from 1 to 65535", port, d)
 		}
 		if _, err := netip.ParseAddr(host); err == nil || !dnsName.MatchString(host) {
-			return invalid("domains", "%q is not a lower-case domain name such as sandbox.example.org", d)
+			return setting.Invalid("domains", "%q is not a lower-case domain name such as sandbox.example.org", d)
 		}
 	}
 	return nil
@@ -245,42 +231,42 @@ func (c *Config) checkDomains() error {
 
 func (c *Config) checkTLS() error {
 	if (c.TLSCert == "") != (c.TLSKey == "") {
-		return invalid(either(c.TLSCert == "", "tlsCert", "tlsKey"), "is missing: tlsCert and tlsKey come together")
+		return setting.Invalid(either(c.TLSCert == "", "tlsCert", "tlsKey"), "is missing: tlsCert and tlsKey come together")
 	}
 	return absolute("tlsCert", c.TLSCert, "tlsKey", c.TLSKey, "sshHostKey", c.SSHHostKey)
 }
 
 func (c *Config) checkEtcd() error {
 	if c.EtcdQuota.Value() < minEtcdQuota {
-		return invalid("etcdQuota", "%s is too little, want at least 16Mi", c.EtcdQuota.String())
+		return setting.Invalid("etcdQuota", "%s is too little, want at least 16Mi", c.EtcdQuota.String())
 	}
 	for _, e := range c.EtcdEndpoints {
 		u, err := url.Parse(e)
 		if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-			return invalid("etcdEndpoints", "%q is not an address such as https://10.0.0.1:2379", e)
+			return setting.Invalid("etcdEndpoints", "%q is not an address such as https://10.0.0.1:2379", e)
 		}
 	}
 	if (c.EtcdCert == "") != (c.EtcdKey == "") {
-		return invalid(either(c.EtcdCert == "", "etcdCert", "etcdKey"), "is missing: etcdCert and etcdKey come together")
+		return setting.Invalid(either(c.EtcdCert == "", "etcdCert", "etcdKey"), "is missing: etcdCert and etcdKey come together")
 	}
 	if len(c.EtcdEndpoints) == 0 && c.EtcdCA+c.EtcdCert != "" {
-		return invalid("etcdEndpoints", "is empty, but etcdCA or etcdCert is set; name the etcd they are for")
+		return setting.Invalid("etcdEndpoints", "is empty, but etcdCA or etcdCert is set; name the etcd they are for")
 	}
 	if len(c.EtcdEndpoints) == 0 && c.EtcdPrefix != defaultEtcdPrefix {
-		return invalid("etcdPrefix", "is set, but etcdEndpoints is empty; name the etcd it is for")
+		return setting.Invalid("etcdPrefix", "is set, but etcdEndpoints is empty; name the etcd it is for")
 	}
 	if !filepath.IsAbs(c.EtcdPrefix) || c.EtcdPrefix != filepath.Clean(c.EtcdPrefix) || c.EtcdPrefix == "/" {
-		return invalid("etcdPrefix", "%q is not a prefix such as /barchan", c.EtcdPrefix)
+		return setting.Invalid("etcdPrefix", "%q is not a prefix such as /barchan", c.EtcdPrefix)
 	}
 	return absolute("etcdCA", c.EtcdCA, "etcdCert", c.EtcdCert, "etcdKey", c.EtcdKey)
 }
 
 func (c *Config) checkPrograms() error {
 	if c.RunscPlatform != "systrap" && c.RunscPlatform != "kvm" && c.RunscPlatform != "ptrace" {
-		return invalid("runscPlatform", "%q is not a platform, want systrap or kvm", c.RunscPlatform)
+		return setting.Invalid("runscPlatform", "%q is not a platform, want systrap or kvm", c.RunscPlatform)
 	}
 	if c.ContainerdAddress != "" && c.ContainerdBinary != "" {
-		return invalid("containerdBinary", "is set beside containerdAddress; either use an existing containerd or name one to start")
+		return setting.Invalid("containerdBinary", "is set beside containerdAddress; either use an existing containerd or name one to start")
 	}
 	return absolute(
 		"containerdAddress", strings.TrimPrefix(c.ContainerdAddress, "unix://"), "containerdBinary", c.ContainerdBinary,
@@ -289,10 +275,10 @@ func (c *Config) checkPrograms() error {
 
 func (c *Config) checkNames() error {
 	if !dnsName.MatchString(c.NodeName) || len(c.NodeName) > 63 {
-		return invalid("nodeName", "%q is not a name of up to 63 lower-case letters, digits, dots and dashes", c.NodeName)
+		return setting.Invalid("nodeName", "%q is not a name of up to 63 lower-case letters, digits, dots and dashes", c.NodeName)
 	}
 	if !plain.MatchString(c.BridgeName) || len(c.BridgeName) > maxLinkName {
-		return invalid("bridgeName", "%q is not a name of up to %d letters, digits and dashes", c.BridgeName, maxLinkName)
+		return setting.Invalid("bridgeName", "%q is not a name of up to %d letters, digits and dashes", c.BridgeName, maxLinkName)
 	}
 	for _, n := range []struct{ key, name string }{
 		{"netnsPrefix", c.NetnsPrefix},
@@ -300,11 +286,11 @@ func (c *Config) checkNames() error {
 		{"containerdNamespace", c.ContainerdNamespace},
 	} {
 		if !plain.MatchString(n.name) || len(n.name) > 63 {
-			return invalid(n.key, "%q is not a name of up to 63 letters, digits, dots, dashes and underscores", n.name)
+			return setting.Invalid(n.key, "%q is not a name of up to 63 letters, digits, dots, dashes and underscores", n.name)
 		}
 	}
 	if !filepath.IsAbs(c.CgroupParent) || c.CgroupParent != filepath.Clean(c.CgroupParent) || c.CgroupParent == "/" {
-		return invalid("cgroupParent", "%q is not a cgroup such as /barchan", c.CgroupParent)
+		return setting.Invalid("cgroupParent", "%q is not a cgroup such as /barchan", c.CgroupParent)
 	}
 	return nil
 }
@@ -312,25 +298,25 @@ func (c *Config) checkNames() error {
 func (c *Config) checkSandbox() error {
 	switch {
 	case !dnsName.MatchString(c.DefaultTemplate):
-		return invalid("defaultTemplate", "%q is not a template's name", c.DefaultTemplate)
+		return setting.Invalid("defaultTemplate", "%q is not a template's name", c.DefaultTemplate)
 	case !imageRef.MatchString(c.BaseImageRef):
-		return invalid("baseImageRef", "%q is not an image such as barchan.local/base:latest", c.BaseImageRef)
+		return setting.Invalid("baseImageRef", "%q is not an image such as barchan.local/base:latest", c.BaseImageRef)
 	case c.DefaultRuntime != RuntimeGVisor && c.DefaultRuntime != RuntimeRunc:
-		return invalid("defaultRuntime", "%q is not a runtime, want %s or %s", c.DefaultRuntime, RuntimeGVisor, RuntimeRunc)
+		return setting.Invalid("defaultRuntime", "%q is not a runtime, want %s or %s", c.DefaultRuntime, RuntimeGVisor, RuntimeRunc)
 	case c.SandboxCPU.MilliValue() < 10:
-		return invalid("sandboxCPU", "%s is too little, want at least 10m", c.SandboxCPU.String())
+		return setting.Invalid("sandboxCPU", "%s is too little, want at least 10m", c.SandboxCPU.String())
 	case c.SandboxMemory.Value() < 32<<20:
-		return invalid("sandboxMemory", "%s is too little, want at least 32Mi", c.SandboxMemory.String())
+		return setting.Invalid("sandboxMemory", "%s is too little, want at least 32Mi", c.SandboxMemory.String())
 	case c.SandboxDisk.Value() < sandbox.MinDisk || c.SandboxDisk.Value() > sandbox.MaxDisk:
-		return invalid("sandboxDisk", "%s, want from 16Mi to 8Ti", c.SandboxDisk.String())
+		return setting.Invalid("sandboxDisk", "%s, want from 16Mi to 8Ti", c.SandboxDisk.String())
 	case c.SandboxPids < 16:
-		return invalid("sandboxPids", "%d is too few, want at least 16", c.SandboxPids)
+		return setting.Invalid("sandboxPids", "%d is too few, want at least 16", c.SandboxPids)
 	case c.MaxTimeout < time.Second:
-		return invalid("maxTimeout", "%s is too short, want at least 1s", c.MaxTimeout)
+		return setting.Invalid("maxTimeout", "%s is too short, want at least 1s", c.MaxTimeout)
 	case c.ImageStore.Sign() < 0:
-		return invalid("imageStore", "%s is negative, want 0 for any space, or more", &c.ImageStore)
+		return setting.Invalid("imageStore", "%s is negative, want 0 for any space, or more", &c.ImageStore)
 	case c.MaxImage.Sign() <= 0:
-		return invalid("maxImage", "%s is too little, want more than 0", &c.MaxImage)
+		return setting.Invalid("maxImage", "%s is too little, want more than 0", &c.MaxImage)
 	}
 	_, _, err := c.Registries()
 	return err
@@ -339,15 +325,15 @@ func (c *Config) checkSandbox() error {
 func (c *Config) checkPools() error {
 	switch {
 	case c.PoolSize < 0 || c.PoolSize > maxPoolSize:
-		return invalid("poolSize", "%d is out of range, want 0 to %d", c.PoolSize, maxPoolSize)
+		return setting.Invalid("poolSize", "%d is out of range, want 0 to %d", c.PoolSize, maxPoolSize)
 	case c.StoreAfter < 0:
-		return invalid("storeAfter", "%s is negative, want 0 for never, or more", c.StoreAfter)
+		return setting.Invalid("storeAfter", "%s is negative, want 0 for never, or more", c.StoreAfter)
 	case c.PausedAddresses != AddressesKept && c.PausedAddresses != AddressesReleased:
-		return invalid("pausedAddresses", "%q is neither %s nor %s", c.PausedAddresses, AddressesKept, AddressesReleased)
+		return setting.Invalid("pausedAddresses", "%q is neither %s nor %s", c.PausedAddresses, AddressesKept, AddressesReleased)
 	case c.ReserveDisk.Sign() < 0:
-		return invalid("reserveDisk", "%s is negative, want 0 for none, or more", &c.ReserveDisk)
+		return setting.Invalid("reserveDisk", "%s is negative, want 0 for none, or more", &c.ReserveDisk)
 	case c.ReserveMemory.Sign() < 0:
-		return invalid("reserveMemory", "%s is negative, want 0 for none, or more", &c.ReserveMemory)
+		return setting.Invalid("reserveMemory", "%s is negative, want 0 for none, or more", &c.ReserveMemory)
 	}
 	return c.checkQuotas()
 }
@@ -364,26 +350,26 @@ func (c *Config) checkQuotas() error {
 		{"quotaKeys", c.QuotaKeys},
 	} {
 		if number.most < 0 {
-			return invalid(number.key, "%d is negative, want 0 for any number, or more", number.most)
+			return setting.Invalid(number.key, "%d is negative, want 0 for any number, or more", number.most)
 		}
 	}
 	switch {
 	case c.QuotaSandboxes < QuotaByMachine:
-		return invalid("quotaSandboxes", "%d is negative, want -1 for the machine's own, 0 for none, or more", c.QuotaSandboxes)
+		return setting.Invalid("quotaSandboxes", "%d is negative, want -1 for the machine's own, 0 for none, or more", c.QuotaSandboxes)
 	case c.QuotaCreates < 0:
-		return invalid("quotaCreates", "%d is negative, want 0 for none, or more", c.QuotaCreates)
+		return setting.Invalid("quotaCreates", "%d is negative, want 0 for none, or more", c.QuotaCreates)
 	case c.QuotaStored.Sign() < 0 && c.QuotaStored.CmpInt64(QuotaByMachine) != 0:
-		return invalid("quotaStored", "%s is negative, want -1 for the machine's own, 0 for any, or more", &c.QuotaStored)
+		return setting.Invalid("quotaStored", "%s is negative, want -1 for the machine's own, 0 for any, or more", &c.QuotaStored)
 	case c.QuotaCPU.Sign() < 0:
-		return invalid("quotaCPU", "%s is negative, want 0 for none, or more", &c.QuotaCPU)
+		return setting.Invalid("quotaCPU", "%s is negative, want 0 for none, or more", &c.QuotaCPU)
 	case c.QuotaVolumes < 0:
-		return invalid("quotaVolumes", "%d is negative, want 0 for none, or more", c.QuotaVolumes)
+		return setting.Invalid("quotaVolumes", "%d is negative, want 0 for none, or more", c.QuotaVolumes)
 	case c.QuotaVolumeCapacity.Sign() < 0:
-		return invalid("quotaVolumeCapacity", "%s is negative, want 0 for none, or more", &c.QuotaVolumeCapacity)
+		return setting.Invalid("quotaVolumeCapacity", "%s is negative, want 0 for none, or more", &c.QuotaVolumeCapacity)
 	case c.QuotaMemory.Sign() < 0:
-		return invalid("quotaMemory", "%s is negative, want 0 for none, or more", &c.QuotaMemory)
+		return setting.Invalid("quotaMemory", "%s is negative, want 0 for none, or more", &c.QuotaMemory)
 	case c.QuotaCounts != QuotaRunning && c.QuotaCounts != QuotaAll:
-		return invalid("quotaCounts", "%q is neither %s nor %s", c.QuotaCounts, QuotaRunning, QuotaAll)
+		return setting.Invalid("quotaCounts", "%q is neither %s nor %s", c.QuotaCounts, QuotaRunning, QuotaAll)
 	}
 	return nil
 }
@@ -397,9 +383,9 @@ func validEndpoint(s string) bool {
 func (c *Config) checkRates() error {
 	switch {
 	case c.SandboxBandwidth.Value() != 0 && (c.SandboxBandwidth.Value() < minBandwidth || c.SandboxBandwidth.Value() > maxBandwidth):
-		return invalid("sandboxBandwidth", "%s bits a second: want 0 for any number, or 2M to 64G", &c.SandboxBandwidth)
+		return setting.Invalid("sandboxBandwidth", "%s bits a second: want 0 for any number, or 2M to 64G", &c.SandboxBandwidth)
 	case c.SandboxPackets != 0 && (c.SandboxPackets < minPackets || c.SandboxPackets > maxPackets):
-		return invalid("sandboxPackets", "%d a second: want 0 for any number, or %d to %d", c.SandboxPackets, minPackets, maxPackets)
+		return setting.Invalid("sandboxPackets", "%d a second: want 0 for any number, or %d to %d", c.SandboxPackets, minPackets, maxPackets)
 	}
 	return nil
 }
@@ -413,21 +399,21 @@ const (
 func (c *Config) checkTraffic() error {
 	switch {
 	case slices.ContainsFunc(c.VolumeEndpoints, func(e string) bool { return !validEndpoint(e) }):
-		return invalid("volumeEndpoints", "%q has something other than host:port, such as minio.example:9000", c.VolumeEndpoints)
+		return setting.Invalid("volumeEndpoints", "%q has something other than host:port, such as minio.example:9000", c.VolumeEndpoints)
 	case c.ClientIdle < time.Second:
-		return invalid("clientIdle", "%s is too short, want at least 1s", c.ClientIdle)
+		return setting.Invalid("clientIdle", "%s is too short, want at least 1s", c.ClientIdle)
 	case c.StreamIdle < 0:
-		return invalid("streamIdle", "%s is negative, want 0 for never, or more", c.StreamIdle)
+		return setting.Invalid("streamIdle", "%s is negative, want 0 for never, or more", c.StreamIdle)
 	case c.SandboxRate < 0:
-		return invalid("sandboxRate", "%d is negative, want 0 for any number, or more", c.SandboxRate)
+		return setting.Invalid("sandboxRate", "%d is negative, want 0 for any number, or more", c.SandboxRate)
 	case c.SandboxConnections < 0 || c.SandboxConnections > math.MaxInt32:
-		return invalid("sandboxConnections", "%d: want 0 for any number, or up to %d", c.SandboxConnections, math.MaxInt32)
+		return setting.Invalid("sandboxConnections", "%d: want 0 for any number, or up to %d", c.SandboxConnections, math.MaxInt32)
 	case c.SandboxRequests < 0:
-		return invalid("sandboxRequests", "%d is negative, want 0 for any number, or more", c.SandboxRequests)
+		return setting.Invalid("sandboxRequests", "%d is negative, want 0 for any number, or more", c.SandboxRequests)
 	case c.ClientConnections < 0:
-		return invalid("clientConnections", "%d is negative, want 0 for any number, or more", c.ClientConnections)
+		return setting.Invalid("clientConnections", "%d is negative, want 0 for any number, or more", c.ClientConnections)
 	case c.KeyRate < 0:
-		return invalid("keyRate", "%d is negative, want 0 for any number, or more", c.KeyRate)
+		return setting.Invalid("keyRate", "%d is negative, want 0 for any number, or more", c.KeyRate)
 	}
 	return nil
 }
@@ -436,18 +422,18 @@ func (c *Config) checkTelemetry() error {
 	switch strings.ToLower(c.LogLevel) {
 	case "debug", "info", "warn", "error":
 	default:
-		return invalid("logLevel", "%q is not a level, want debug, info, warn or error", c.LogLevel)
+		return setting.Invalid("logLevel", "%q is not a level, want debug, info, warn or error", c.LogLevel)
 	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
-		return invalid("logFormat", "%q is not a format, want text or json", c.LogFormat)
+		return setting.Invalid("logFormat", "%q is not a format, want text or json", c.LogFormat)
 	}
 	switch size := c.AuditLogSize.Value(); {
 	case size < minAuditSize:
-		return invalid("auditLogSize", "%s is too little, want %d or more bytes", c.AuditLogSize.String(), minAuditSize)
+		return setting.Invalid("auditLogSize", "%s is too little, want %d or more bytes", c.AuditLogSize.String(), minAuditSize)
 	case c.OTLPSamplePercent < 1 || c.OTLPSamplePercent > 100:
-		return invalid("otlpSamplePercent", "%d is not from 1 to 100; leave otlpEndpoint empty for no traces", c.OTLPSamplePercent)
+		return setting.Invalid("otlpSamplePercent", "%d is not from 1 to 100; leave otlpEndpoint empty for no traces", c.OTLPSamplePercent)
 	case c.AuditLogFiles < 1 || c.AuditLogFiles > maxAuditFiles:
-		return invalid("auditLogFiles", "%d is not from 1 to %d", c.AuditLogFiles, maxAuditFiles)
+		return setting.Invalid("auditLogFiles", "%d is not from 1 to %d", c.AuditLogFiles, maxAuditFiles)
 	case c.AuditLog != AuditOff:
 		return absolute("auditLog", c.AuditLog, "secretsKey", c.SecretsKey, "memoryKey", c.MemoryKey)
 	}
@@ -458,7 +444,7 @@ func (c *Config) checkTelemetry() error {
 func absolute(pairs ...string) error {
 	for i := 0; i < len(pairs); i += 2 {
 		if p := pairs[i+1]; p != "" && !filepath.IsAbs(p) {
-			return invalid(pairs[i], "%q is not absolute, want a path that begins with /", p)
+			return setting.Invalid(pairs[i], "%q is not absolute, want a path that begins with /", p)
 		}
 	}
 	return nil

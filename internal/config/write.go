@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
+	"github.com/barchan-dev/barchan/internal/config/setting"
 )
 
 // WriteYAML writes every setting as a file that Load reads, each with a comment
@@ -21,7 +22,7 @@ func (r *Resolved) WriteYAML(w io.Writer) error {
 	return writeYAML(w, r.table(), func(key string) string { return r.Source(key).String() })
 }
 
-func writeYAML(w io.Writer, settings []Setting, comment func(key string) string) error {
+func writeYAML(w io.Writer, settings []setting.Setting, comment func(key string) string) error {
 	root := &yaml.Node{Kind: yaml.MappingNode}
 	for _, s := range settings {
 		key := &yaml.Node{Kind: yaml.ScalarNode, Value: s.Key}
@@ -96,7 +97,7 @@ func LoadSaved(dataDir string) (Config, bool, error) {
 func (c *Config) Environment() []string {
 	var out []string
 	for _, s := range c.table() {
-		out = append(out, s.Env()+"="+defaultText(s))
+		out = append(out, s.Env()+"="+s.Text())
 	}
 	return out
 }

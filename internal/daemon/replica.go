@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -14,13 +15,13 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/keyfile"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
-	"github.com/barchan-dev/barchan/internal/daemon/defaults"
 	"github.com/barchan-dev/barchan/internal/daemon/replicated"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
@@ -83,18 +84,28 @@ func (d *Daemon) findCluster(ctx context.Context) error {
 	}
 }
 
+// secretBytes is the size of the secret of all tokens.
+const secretBytes = 32
+
 // openTokens reads the secret of all tokens. A server makes it; the other roles must be given theirs.
 func (d *Daemon) openTokens() error {
-	if d.cfg.Role != config.RoleServer {
-		if _, err := os.Stat(d.cfg.TokenSecret); err != nil {
-			return fmt.Errorf("tokenSecret: all replicas, controllers and nodes need the same one; that of a server is <dataDir>/credentials/token-secret: %w: %w", err, errs.ErrInvalid)
+	// The server of a node may have another user.
+	file := keyfile.File{Path: d.cfg.TokenSecret, What: "secret of all tokens", Size: secretBytes, Max: 1, AnyOwner: d.cfg.Role == config.RoleNode}
+	open := file.Read
+	if d.cfg.Role == config.RoleServer {
+		if err := os.MkdirAll(filepath.Dir(file.Path), 0o700); err != nil {
+			return fmt.Errorf("make the directory of tokenSecret: %w", err)
 		}
+		open = file.Open
 	}
-	secret, err := defaults.LoadSecret(d.cfg.TokenSecret)
+	keys, err := open()
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("tokenSecret: all replicas, controllers and nodes need the same one; that of a server is <dataDir>/credentials/token-secret: %w: %w", err, errs.ErrInvalid)
+	}
 	if err != nil {
 		return err
 	}
-	d.tokens, err = sandbox.NewTokens(secret)
+	d.tokens, err = sandbox.NewTokens(keys[0])
 	return err
 }
 

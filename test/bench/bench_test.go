@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -262,6 +263,40 @@ func TestReport(t *testing.T) {
 	var back report
 	if err := json.Unmarshal(text.Bytes(), &back); err != nil || len(back.Figures) != 3 || back.Figures[0].Floor.Ratio != 4 {
 		t.Errorf("from JSON: %+v, %v", back, err)
+	}
+}
+
+// TestUnmeasured: a part of a run that failed does not cost the report of the others.
+func TestUnmeasured(t *testing.T) {
+	r := newReport()
+	r.add("create", "nothing", "ms", nil)
+	r.add("create", "cold", "ms", samples{100}).over("no floor", math.NaN())
+	r.add("create", "warm", "ms", samples{10}).over("free", 0)
+	r.add("create", "claim", "ms", samples{20}).over("bare", 10)
+	r.Steps = []step{{Name: "snapshot", Mean: 4, Share: 0.05}, {Name: "mount", Mean: samples{}.mean(), Share: math.Inf(1)}}
+	history := filepath.Join(t.TempDir(), "runs.jsonl")
+	var text bytes.Buffer
+	if err := errors.Join(r.saveHistory(history), r.writeJSON(&text)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(history+".json", text.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{history, history + ".json"} {
+		back, err := readReports(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range back[0].Figures {
+			got = append(got, fmt.Sprint(f.Name, f.Median, f.Floor != nil))
+		}
+		if want := []string{"cold100 false", "warm10 false", "claim20 true"}; !slices.Equal(got, want) || len(back[0].Steps) != 1 {
+			t.Errorf("%s has %q and %d steps, want %q and one", path, got, len(back[0].Steps), want)
+		}
+	}
+	if len(r.Figures) != 4 || r.Figures[1].Floor == nil || len(r.Steps) != 2 {
+		t.Error("the report itself has changed")
 	}
 }
 

@@ -119,8 +119,33 @@ func (f *figure) atLeast(v float64) {
 	f.Bar = &bar{Value: v, AtLeast: true, Met: f.Median >= v}
 }
 
+// MarshalJSON leaves out what was not measured, since JSON has no NaN: figures without a median, floors without a ratio, and steps.
+func (r *report) MarshalJSON() ([]byte, error) {
+	type plain report
+	measured := plain(*r)
+	measured.Figures = []*figure{}
+	for _, f := range r.grouped() {
+		if !finite(f.Median) {
+			continue
+		}
+		shown := *f
+		if f.P99 != nil && !finite(*f.P99) {
+			shown.P99 = nil
+		}
+		if f.Floor != nil && !finite(f.Floor.Median, f.Floor.Ratio) {
+			shown.Floor = nil
+		}
+		measured.Figures = append(measured.Figures, &shown)
+	}
+	measured.Steps = slices.DeleteFunc(slices.Clone(r.Steps), func(s step) bool { return !finite(s.Mean, s.Share) })
+	return json.Marshal(measured)
+}
+
+func finite(values ...float64) bool {
+	return !slices.ContainsFunc(values, func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
+}
+
 func (r *report) writeJSON(w io.Writer) error {
-	r.Figures = r.grouped()
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	return enc.Encode(r)

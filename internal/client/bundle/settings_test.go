@@ -22,7 +22,8 @@ func TestSettingsNotAllowed(t *testing.T) {
 			f.Set(reflect.ValueOf([]string{"PLANTED"}))
 		}
 	}
-	for key, s := range settingsOf(&cfg, nil) {
+	settings := settingsOf(&cfg, nil)
+	for key, s := range settings {
 		text, err := json.Marshal(s.Value)
 		if err != nil {
 			t.Fatal(err)
@@ -32,7 +33,7 @@ func TestSettingsNotAllowed(t *testing.T) {
 		}
 	}
 	for _, key := range shownSettings {
-		if !slices.ContainsFunc(cfg.Settings(), func(s config.Setting) bool { return s.Key == key }) {
+		if _, ok := settings[key]; !ok {
 			t.Errorf("%s is no setting", key)
 		}
 	}

@@ -46,10 +46,7 @@ func writeSettings(w io.Writer) map[string]bool {
 	flags := map[string]bool{}
 	for _, s := range defaults.Settings() {
 		flags[s.Flag()] = true
-		value := fmt.Sprint(s.Value())
-		if list, ok := s.Value().([]string); ok {
-			value = strings.Join(list, ",")
-		}
+		value := s.Text()
 		if value != "" {
 			value = "`" + value + "`"
 		}

@@ -124,4 +124,10 @@ func TestSecrets(t *testing.T) {
 	if len(held.Data) > 0 {
 		t.Errorf("the cache holds %v", held.Data)
 	}
+	if o := c.Watchable(held); o != client.Object(held) {
+		t.Errorf("a kind that is held is watched as %T too", o)
+	}
+	if o, ok := c.Watchable(&corev1.ConfigMap{}).(*metav1.PartialObjectMetadata); !ok || o.GroupVersionKind() != corev1.SchemeGroupVersion.WithKind("ConfigMap") {
+		t.Errorf("a kind that is not held is watched as %+v", o)
+	}
 }

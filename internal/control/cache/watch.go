@@ -15,6 +15,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -90,6 +91,19 @@ func (c *Cache) informer(ctx context.Context, o client.Object) (toolscache.Share
 		return nil, fmt.Errorf("watch %s: %w", nameOf(o), err)
 	}
 	return informer.(toolscache.SharedIndexInformer), nil //nolint:forcetypeassert // as NewInformer makes it
+}
+
+// Watchable returns what an informer of an object's metadata is made for: the object itself if the cache holds its kind, whose watch is then
+// shared, otherwise the metadata alone.
+func (c *Cache) Watchable(o client.Object) client.Object {
+	if c.stores[reflect.TypeOf(o)] != nil {
+		return o
+	}
+	m := &metav1.PartialObjectMetadata{}
+	if kind, err := c.live.GroupVersionKindFor(o); err == nil { // an unknown kind fails as it is watched
+		m.SetGroupVersionKind(kind)
+	}
+	return m
 }
 
 // handle calls do for each object and change; old is nil for a new object, now for a deleted one.

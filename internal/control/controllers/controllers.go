@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -116,7 +117,7 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 		sources = append(sources, r.ready(cfg.Cache))
 	}
 	if cfg.References != nil {
-		sources = append(sources, r.referred(podsource.KindSecret), r.referred(podsource.KindConfigMap))
+		sources = append(sources, r.referred(podsource.KindSecret, &corev1.Secret{}), r.referred(podsource.KindConfigMap, &corev1.ConfigMap{}))
 	}
 	return New(Work{Name: "sandbox", Log: cfg.Log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: sources})
 }

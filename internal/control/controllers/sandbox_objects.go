@@ -6,7 +6,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -21,6 +20,8 @@ import (
 type References interface {
 	// Referring returns the sandboxes of a namespace that refer to an object of it.
 	Referring(ctx context.Context, kind string, key types.NamespacedName) ([]*agents.Sandbox, error)
+	// Watchable returns what to watch for the metadata of an object.
+	Watchable(o client.Object) client.Object
 }
 
 func isMissing(err error) bool {
@@ -54,18 +55,16 @@ func (r *sandboxReconciler) event(s *agents.Sandbox, missing *podsource.Missing)
 	r.Events.Eventf(s, nil, corev1.EventTypeWarning, reason, "Run", "%s", text)
 }
 
-// referred enqueues the sandboxes that refer to an object of a kind when it appears, changes or goes. It watches the
+// referred enqueues the sandboxes that refer to an object of a kind when it appears, changes or goes. It uses the
 // metadata alone: values are read where they are needed.
-func (r *sandboxReconciler) referred(kind string) source.Source {
-	o := &metav1.PartialObjectMetadata{}
-	o.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
-	return Watch(r.Cache, o, func(ctx context.Context, old, now *metav1.PartialObjectMetadata, q Queue) {
+func (r *sandboxReconciler) referred(kind string, o client.Object) source.Source {
+	return Watch(r.Cache, r.References.Watchable(o), func(ctx context.Context, old, now client.Object, q Queue) {
 		if now == nil {
 			now = old
 		}
 		all, err := r.References.Referring(ctx, kind, client.ObjectKeyFromObject(now))
 		if err != nil {
-			r.Log.ErrorContext(ctx, "cannot list sandboxes of object", telemetry.Namespace, now.Namespace, telemetry.Name, now.Name, telemetry.Error, err)
+			r.Log.ErrorContext(ctx, "cannot list sandboxes of object", telemetry.Namespace, now.GetNamespace(), telemetry.Name, now.GetName(), telemetry.Error, err)
 		}
 		for _, s := range all {
 			q.Add(RequestFor(s))

@@ -2,11 +2,13 @@
 package auditing
 
 import (
+	"cmp"
 	"net"
 	"net/http"
 	"slices"
 
 	"github.com/barchan-dev/barchan/internal/base/auditlog"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/accesslog"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
@@ -39,25 +41,10 @@ func Admin(log *auditlog.Log, next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		out := &status{ResponseWriter: w, code: http.StatusOK}
+		out := &telemetry.StatusRecorder{ResponseWriter: w}
 		defer func() {
-			log.Add(auditlog.Entry{By: auditlog.ByAdmin, Action: "administer", Request: r.Method + " " + r.URL.Path, Status: out.code})
+			log.Add(auditlog.Entry{By: auditlog.ByAdmin, Action: "administer", Request: r.Method + " " + r.URL.Path, Status: cmp.Or(out.Status, http.StatusOK)})
 		}()
 		next.ServeHTTP(out, r)
 	})
 }
-
-// status records the status of a response. A stream that ends in an error has begun with 200.
-type status struct {
-	http.ResponseWriter
-	code int
-}
-
-// WriteHeader implements http.ResponseWriter.
-func (s *status) WriteHeader(code int) {
-	s.code = code
-	s.ResponseWriter.WriteHeader(code)
-}
-
-// Unwrap serves http.ResponseController.
-func (s *status) Unwrap() http.ResponseWriter { return s.ResponseWriter }

@@ -7,11 +7,12 @@ import (
 	"slices"
 
 	"github.com/barchan-dev/barchan/internal/base/auditlog"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 )
 
 // record tells the audit log what a known caller changed, or was refused. Of others there may be any number.
-func (s *Server) record(w *recorder, r *http.Request, route string, who request.Caller) {
+func (s *Server) record(w *telemetry.StatusRecorder, r *http.Request, route string, who request.Caller) {
 	access := rightsOf[route].access
 	if s.audit == nil || who.Namespace == "" || slices.Contains([]string{"", "get", "list"}, access.Verb) {
 		return
@@ -22,7 +23,7 @@ func (s *Server) record(w *recorder, r *http.Request, route string, who request.
 	}
 	e := auditlog.Entry{
 		By: auditlog.ByKey, Name: who.Key, Namespace: who.Namespace, Action: access.Verb + " " + noun, Request: route,
-		Sandbox: r.PathValue("sandboxID"), Made: *who.Made, Status: w.status,
+		Sandbox: r.PathValue("sandboxID"), Made: *who.Made, Status: w.Status,
 	}
 	if who.Key == "" {
 		e.By = auditlog.ByToken

@@ -177,7 +177,7 @@ func (r router) HandleFunc(pattern string, serve func(http.ResponseWriter, *http
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
-	out := &recorder{ResponseWriter: w}
+	out := &telemetry.StatusRecorder{ResponseWriter: w}
 	_, route := s.mux.Handler(r)
 	if route == tagsInMux {
 		route = tagsRoute
@@ -189,7 +189,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if route == "" {
 			route = "none"
 		}
-		telemetry.ObserveSince(r.Context(), s.seconds.WithLabelValues(route, strconv.Itoa(out.status)), start)
+		telemetry.ObserveSince(r.Context(), s.seconds.WithLabelValues(route, strconv.Itoa(out.Status)), start)
 	}()
 	if isUpload(r) {
 		route = "PUT " + templates.UploadPath
@@ -213,7 +213,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) serveRoute(w *recorder, r *http.Request, route string) {
+func (s *Server) serveRoute(w *telemetry.StatusRecorder, r *http.Request, route string) {
 	who, err := s.authenticate(r, route)
 	defer func() { s.record(w, r, route, who) }()
 	if err != nil {
@@ -279,38 +279,13 @@ func allowOrigins(h http.Header) {
 }
 
 // panicked responds for a handler that panicked.
-func (s *Server) panicked(w *recorder, r *http.Request, p any) {
+func (s *Server) panicked(w *telemetry.StatusRecorder, r *http.Request, p any) {
 	if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(p)
 	}
 	s.Log.ErrorContext(r.Context(), "panic in a handler", telemetry.Method, r.Method, telemetry.Path, r.URL.Path,
 		telemetry.Error, fmt.Sprint(p), "stack", string(debug.Stack()))
-	if w.status == 0 {
+	if w.Status == 0 {
 		request.WriteError(w, http.StatusInternalServerError, request.InternalText)
 	}
 }
-
-// recorder records the status.
-type recorder struct {
-	http.ResponseWriter
-	status int
-}
-
-// WriteHeader implements http.ResponseWriter.
-func (r *recorder) WriteHeader(status int) {
-	if r.status == 0 {
-		r.status = status
-	}
-	r.ResponseWriter.WriteHeader(status)
-}
-
-// Write implements http.ResponseWriter.
-func (r *recorder) Write(b []byte) (int, error) {
-	if r.status == 0 {
-		r.status = http.StatusOK
-	}
-	return r.ResponseWriter.Write(b)
-}
-
-// Unwrap serves http.ResponseController.
-func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }

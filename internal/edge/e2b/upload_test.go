@@ -155,7 +155,7 @@ func TestUploadOverProtocols(t *testing.T) {
 func TestSlowUpload(t *testing.T) {
 	answer := make(chan error, 1)
 	s := httptest.NewServer(telemetry.TraceHandler(noop.NewTracerProvider(), "api", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		out := &recorder{ResponseWriter: w}
+		out := &telemetry.StatusRecorder{ResponseWriter: w}
 		_, err := io.ReadAll(request.PacedBody(out, r, 50*time.Millisecond))
 		answer <- err
 	})))

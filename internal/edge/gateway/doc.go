@@ -16,6 +16,7 @@
 //	server       the server of net/http behind a filter for ambiguous requests; TLS and plain HTTP on one port
 //	framing      where HTTP/1 messages end, and which are ambiguous
 //	target       which sandbox and port a request is for
+//	requestbody  the client's body as a transport reads it
 //	endpoint     the connections to one sandbox in one epoch
 //	fastpath     simple requests at less cost
 //	credentials  API keys, tokens, signed URLs and their cookie

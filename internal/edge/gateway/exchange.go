@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/requestbody"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/traffic"
 	"github.com/barchan-dev/barchan/internal/edge/route"
@@ -40,7 +41,7 @@ type exchange struct {
 	started time.Time
 
 	// body is the request's body. Nil: there is none, or nothing was sent.
-	body *requestBody
+	body *requestbody.Body
 
 	signature credentials.Signature
 	grant     string   // a cookie to set with the response, if not empty
@@ -57,10 +58,6 @@ type exchange struct {
 	counted  bool   // against the sandbox's rate
 	woken    bool   // it started a wake, or waited for one
 	reason   string // of a local reply
-
-	// responded is set when the head of the final response was read, or will not be.
-	responded atomic.Bool
-
 	status   int
 	bytes    int64        // of the response's body
 	received atomic.Int64 // of the request's body
@@ -213,11 +210,9 @@ func (x *exchange) answer(res *http.Response) {
 	x.dirty = true
 }
 
-// closeIfEarly has the server close the client's connection after a response that precedes the
-// request's end. The server would continue reading in the middle of a body, which must never be parsed
-// as a request.
+// closeIfEarly has the server close the client's connection after a response that precedes the request's end.
 func (x *exchange) closeIfEarly() {
-	if x.body != nil && x.r.ProtoMajor == 1 && (x.body.lingers || !x.body.whole.Load()) {
+	if x.body.EndsEarly() {
 		x.w.Header().Set("Connection", "close")
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -122,72 +121,5 @@ func streamThatMoves(t *testing.T, change func(*http.Protocols), contentType str
 	res, text := w.do(&http.Client{Transport: tr}, http.MethodGet, w.box("a").url(80, "/"), nil, "Content-Type", contentType) //nolint:bodyclose // do closes it
 	if res.StatusCode != http.StatusOK || text != ".........." {
 		t.Errorf("got %d %q", res.StatusCode, text)
-	}
-}
-
-// deadlines is a client's connection that notes what deadlines it is given.
-type deadlines struct {
-	*httptest.ResponseRecorder
-	set int
-}
-
-func (d *deadlines) SetReadDeadline(time.Time) error {
-	d.set++
-	return nil
-}
-
-// TestLinger: the deadline for the rest of an unread body is set where there may be such a
-// rest, and the connection is closed then; where there is none, it would meet the next request.
-func TestLinger(t *testing.T) {
-	for name, whole := range map[string]bool{"all has come": true, "more may come": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				r, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://x/", http.NoBody)
-				if err != nil {
-					t.Fatal(err)
-				}
-				client := &deadlines{ResponseRecorder: httptest.NewRecorder()}
-				x := &exchange{r: r, w: client, rc: http.NewResponseController(client)}
-				x.body = &requestBody{x: x}
-				x.body.whole.Store(whole)
-				x.body.finish()
-				time.Sleep(2 * linger)
-				synctest.Wait()
-				if (client.set == 0) != whole {
-					t.Errorf("%d deadlines were set", client.set)
-				}
-				x.body.whole.Store(true) // the rest came after all, which does not save the connection
-				x.closeIfEarly()
-				if closes := client.Header().Get("Connection") == "close"; closes == whole {
-					t.Errorf("the connection is closed: %v", closes)
-				}
-			})
-		})
-	}
-}
-
-// TestAbortAfterTheHandler: a connection that closes after the handler has returned must not use its response controller.
-func TestAbortAfterTheHandler(t *testing.T) {
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://x/", http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.ProtoMajor = 2
-	client := &deadlines{ResponseRecorder: httptest.NewRecorder()}
-	x := &exchange{r: r, w: client, rc: http.NewResponseController(client)}
-	bodies := [2]*requestBody{}
-	for i := range bodies {
-		bodies[i] = &requestBody{x: x, trailer: http.Header{}, begun: true}
-		bodies[i].attempt.Store(&bodyAttempt{requestBody: bodies[i]})
-	}
-	early, late := bodies[0], bodies[1]
-	early.current().abort()
-	if client.set != 1 {
-		t.Errorf("abort during the exchange set %d deadlines, want 1", client.set)
-	}
-	late.finish()
-	late.current().abort()
-	if client.set != 1 {
-		t.Errorf("abort after the exchange set %d deadlines, want none", client.set-1)
 	}
 }

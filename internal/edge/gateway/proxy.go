@@ -19,11 +19,16 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/framing"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/requestbody"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/traffic"
 )
 
-// errMalformed marks a response that is not valid HTTP.
-var errMalformed = errors.New("malformed response")
+var (
+	// errMalformed marks a response that is not valid HTTP.
+	errMalformed = errors.New("malformed response")
+	// errClient marks an exchange whose request body broke off.
+	errClient = errors.New("client's body broke off")
+)
 
 // maxInterim bounds the 1xx responses before a final one.
 const maxInterim = 16
@@ -44,7 +49,7 @@ func (x *exchange) forward(u *upstream) error {
 	defer cancel()
 	x.quiet = traffic.NewIdleTimer(x.g.cfg.StreamIdle, x.g.clock, cancel)
 	defer x.quiet.Stop()
-	defer func() { x.body.finish() }()
+	defer func() { x.body.Finish() }()
 	grpc := speaksGRPC(x.r)
 	t := &roundTrip{x: x}
 	res, err := t.run(ctx, u, grpc)
@@ -124,9 +129,12 @@ func (x *exchange) attachBody(out *http.Request) {
 			out.Trailer[name] = nil
 		}
 	}
-	x.body = &requestBody{x: x, trailer: out.Trailer}
-	out.GetBody = x.body.next
-	out.Body, _ = x.body.next() // it was not read yet
+	x.body = requestbody.New(x.r, x.rc, out.Trailer, func(n int) {
+		x.received.Add(int64(n))
+		x.quiet.Touch()
+	})
+	out.GetBody = x.body.Next
+	out.Body, _ = x.body.Next() // it was not read yet
 }
 
 // roundTrip is one request to a sandbox up to the head of its final response.
@@ -189,7 +197,7 @@ func (t *roundTrip) end() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.over = true
-	t.x.responded.Store(true)
+	t.x.body.Responded()
 }
 
 func (t *roundTrip) gotConn(info httptrace.GotConnInfo) {
@@ -198,7 +206,7 @@ func (t *roundTrip) gotConn(info httptrace.GotConnInfo) {
 		return
 	}
 	t.conn = c
-	c.Begin(info.Reused, t.x.body.current().abort)
+	c.Begin(info.Reused, t.x.body.Current().Abort)
 }
 
 func (t *roundTrip) gotFirstByte() {
@@ -248,7 +256,7 @@ func (t *roundTrip) passInterim(code int, header textproto.MIMEHeader) error {
 func (t *roundTrip) cause(err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if b := t.x.body; b != nil && b.failed.Load() {
+	if t.x.body.HasFailed() {
 		return errors.Join(errClient, err)
 	}
 	switch {

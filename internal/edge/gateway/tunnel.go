@@ -23,7 +23,7 @@ func (x *exchange) tunnel(c *endpoint.Conn, res *http.Response) error {
 	if !ok || c == nil || x.r.ProtoMajor != 1 || !strings.EqualFold(res.Header.Get("Upgrade"), x.r.Header.Get("Upgrade")) || headers.UpgradeOf(x.r, x.Port) == "" {
 		return errMalformed
 	}
-	if b := x.body; b != nil && !b.whole.Load() { // the rest of the body must be read first (RFC 9110, 7.8)
+	if !x.body.IsWhole() { // the rest of the body must be read first (RFC 9110, 7.8)
 		return errMalformed
 	}
 	client, ahead, err := server.Hijack(x.rc, x.r)

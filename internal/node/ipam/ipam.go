@@ -27,6 +27,7 @@
 package ipam
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -178,6 +179,33 @@ func (b *Allocator) Reserve(owner string) (netip.Addr, error) {
 		return netip.Addr{}, fmt.Errorf("reserve %s: %w", addr, err)
 	}
 	return addr, nil
+}
+
+// maxConflicts bounds the addresses in use that one ReserveUnused quarantines.
+const maxConflicts = 32
+
+// ReserveUnused is Reserve of an address that nothing uses, since the lease table may be wrong: holder returns the user of an
+// address besides the owner, empty if there is none. Addresses in use are quarantined.
+func (b *Allocator) ReserveUnused(ctx context.Context, owner string, holder func(context.Context, netip.Addr) (string, error)) (netip.Addr, error) {
+	for range maxConflicts {
+		addr, err := b.Reserve(owner)
+		if err != nil {
+			return netip.Addr{}, err
+		}
+		user, err := holder(ctx, addr)
+		if err != nil {
+			return netip.Addr{}, fmt.Errorf("find holder of %s: %w", addr, err)
+		}
+		if user == "" {
+			return addr, nil
+		}
+		b.log.ErrorContext(ctx, "free address in use; quarantined", telemetry.Address, addr, "by", user)
+		if err := b.Quarantine(addr, "in use by "+user); err != nil {
+			return netip.Addr{}, err
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("%d addresses in a row are in use but not leased, and were quarantined; run `barchan net leases`: %w",
+		maxConflicts, errs.ErrExhausted)
 }
 
 func checkOwner(owner string) error {

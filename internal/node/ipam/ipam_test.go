@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"maps"
@@ -307,4 +308,36 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("%+v became %+v, %v", l, same, err)
 		}
 	})
+}
+
+func TestReserveUnused(t *testing.T) {
+	b := open(t, newMemory(), "10.0.0.0/25")
+	inUse := 2
+	var asked []netip.Addr
+	holder := func(_ context.Context, addr netip.Addr) (string, error) {
+		if asked = append(asked, addr); len(asked) > inUse {
+			return "", nil
+		}
+		return "another host", nil
+	}
+	got, err := b.ReserveUnused(t.Context(), "a", holder)
+	if err != nil || len(asked) != 3 || got != asked[2] {
+		t.Fatalf("ReserveUnused = %s, %v after %v", got, err, asked)
+	}
+	for _, addr := range asked[:2] {
+		if l, _ := b.At(addr); l.State != Quarantined {
+			t.Errorf("%s is %s, want quarantined", addr, l.State)
+		}
+	}
+	if l, _ := b.Of("a"); l.Address != got || l.State != Reserved {
+		t.Errorf("the owner has %+v, want %s", l, got)
+	}
+	inUse = 1000
+	if _, err := b.ReserveUnused(t.Context(), "b", holder); !errors.Is(err, errs.ErrExhausted) || len(asked) != 3+maxConflicts {
+		t.Errorf("with all in use: %v after %d, want an errs.ErrExhausted", err, len(asked)-3)
+	}
+	failed := errors.New("not listed")
+	if _, err := b.ReserveUnused(t.Context(), "c", func(context.Context, netip.Addr) (string, error) { return "", failed }); !errors.Is(err, failed) {
+		t.Errorf("without an answer: %v", err)
+	}
 }

@@ -14,7 +14,6 @@ package memstore
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,6 +26,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/keyfile"
 	"github.com/barchan-dev/barchan/internal/node/disk"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
@@ -171,25 +171,17 @@ func (s *Store) present() (identifiers []string, err error) {
 
 // readKeys reads the file of keys, or makes one if no image needs another.
 func (s *Store) readKeys(may bool) ([][]byte, error) {
-	text, err := os.ReadFile(s.cfg.KeyFile)
+	file := keyfile.File{Path: s.cfg.KeyFile, What: "key of stored memory", Size: keySize}
+	keys, err := file.Read()
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && !may:
+	case !errors.Is(err, fs.ErrNotExist):
+		return keys, err
+	case !may:
 		return nil, s.missing("there is no such file", "*")
-	case errors.Is(err, fs.ErrNotExist) && !s.cfg.Encrypt:
+	case !s.cfg.Encrypt:
 		return nil, nil
-	case errors.Is(err, fs.ErrNotExist):
-		text = make([]byte, keySize)
-		_, _ = rand.Read(text) // never fails
-		if err := durable.WriteFile(s.cfg.KeyFile, text, 0o600); err != nil {
-			return nil, fmt.Errorf("write the key of stored memory: %w", err)
-		}
-	case err != nil:
-		return nil, fmt.Errorf("read the key of stored memory: %w", err)
-	case len(text) == 0 || len(text)%keySize != 0:
-		return nil, fmt.Errorf("key of stored memory %s: it has %d bytes, want %d for each key; restore it from a backup: %w",
-			s.cfg.KeyFile, len(text), keySize, errs.ErrInvalid)
 	}
-	return slices.Collect(slices.Chunk(text, keySize)), nil
+	return file.Open()
 }
 
 func (s *Store) missing(what, id string) error {

@@ -37,8 +37,7 @@ func (w *Operation) awaitAgent(ctx context.Context) error {
 
 // rewriteConfig changes the configuration that the agent reads at its next start.
 func (w *Operation) rewriteConfig(ctx context.Context) (*envd.Config, error) {
-	file := filepath.Join(w.Path("agent"), filepath.Base(envd.ConfigPath))
-	cfg, err := envd.ReadConfig(file)
+	cfg, err := envd.ReadConfig(w.agentConfigFile())
 	if err != nil {
 		return nil, errs.Retryable(err)
 	}
@@ -54,7 +53,7 @@ func (w *Operation) rewriteConfig(ctx context.Context) (*envd.Config, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("agent configuration: %w: %w", err, errs.ErrInvalid)
 	}
-	return cfg, errs.Retryable(envd.WriteConfig(file, cfg))
+	return cfg, errs.Retryable(envd.WriteConfig(w.agentConfigFile(), cfg))
 }
 
 // setAgentToken makes the agent require its token, or none if the sandbox was created so.
@@ -89,19 +88,18 @@ func (w *Operation) writeNewAddress(ctx context.Context) error {
 	return w.eachSidecar(ctx, (*Operation).writeNewAddress)
 }
 
-// replaceAgent gives a container that is started again the installed agent of this server: an older one may
-// not understand newer configuration.
-func (w *Operation) replaceAgent(context.Context) error {
+// linkAgent gives a container that does not run a program as its agent, in place of an earlier one.
+func (w *Operation) linkAgent(program string) error {
 	link := filepath.Join(w.Path("agent"), filepath.Base(oci.AgentPath))
 	have, err := os.Stat(link)
-	ours, more := os.Stat(w.host.AgentFile)
+	ours, more := os.Stat(program)
 	if err == nil && more == nil && os.SameFile(have, ours) {
 		return nil
 	}
 	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errs.Retryable(err)
 	}
-	return errs.Retryable(os.Link(w.host.AgentFile, link))
+	return errs.Retryable(os.Link(program, link))
 }
 
 func (w *Operation) agentConfigFile() string {

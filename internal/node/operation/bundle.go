@@ -2,12 +2,8 @@ package operation
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path"
-	"path/filepath"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -25,9 +21,8 @@ func (w *Operation) writeBundle(ctx context.Context) error {
 	if err := os.MkdirAll(agentDir, 0o755); err != nil {
 		return errs.Retryable(fmt.Errorf("create agent directory: %w", err))
 	}
-	link := filepath.Join(agentDir, path.Base(oci.AgentPath))
-	if err := os.Link(w.agentProgram(), link); err != nil && !errors.Is(err, fs.ErrExist) {
-		return errs.Retryable(fmt.Errorf("link agent: %w", err))
+	if err := w.linkAgent(w.agentProgram()); err != nil {
+		return err
 	}
 	if err := w.Resolve(ctx); err != nil {
 		return err
@@ -42,7 +37,7 @@ func (w *Operation) writeBundle(ctx context.Context) error {
 	} else if err := w.writeSystemFiles(); err != nil {
 		return errs.Retryable(err)
 	}
-	if err := envd.WriteConfig(filepath.Join(agentDir, path.Base(envd.ConfigPath)), cfg); err != nil {
+	if err := envd.WriteConfig(w.agentConfigFile(), cfg); err != nil {
 		return fmt.Errorf("agent's configuration: %w: %w", err, errs.ErrInvalid)
 	}
 	if err := w.fillVolumes(ctx); err != nil {
@@ -100,30 +95,13 @@ func (w *Operation) mounts() (mounts []oci.Mount, err error) {
 
 // agentConfig is the agent's configuration at start.
 func (w *Operation) agentConfig(ctx context.Context) (*envd.Config, error) {
-	p := &w.Row.Plan
 	env, err := w.environment(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
-	cfg := &envd.Config{
-		SandboxID: w.ID(), TemplateID: p.Template, Entrypoint: p.Entrypoint(w.Image.Config.Entrypoint, w.Image.Config.Cmd, env),
-		Env: env, Workdir: p.Workdir, DefaultWorkdir: p.Workdir, User: p.User, DefaultUser: p.DefaultUser,
+	cfg, err := w.Row.Plan.AgentConfig(w.Image, env, w.sidecar())
+	if err == nil {
+		w.setAgentToken(cfg)
 	}
-	if cfg.Workdir == "" {
-		cfg.Workdir = w.Image.Config.WorkingDir
-	}
-	if cfg.User == "" {
-		cfg.User = w.Image.Config.User
-	}
-	if p.NonRoot && plan.IsRoot(cfg.User) {
-		return nil, fmt.Errorf("spec.podTemplate.spec.securityContext.runAsNonRoot: the image runs as root; name another with runAsUser: %w", errs.ErrInvalid)
-	}
-	if p.Class == oci.GVisor { // where the host's limit would end the sandbox
-		cfg.Processes = p.Processes()
-	}
-	if name := w.sidecar(); name != "" {
-		cfg.Container, cfg.Restart = name, p.SidecarRestart()
-	}
-	w.setAgentToken(cfg)
-	return cfg, nil
+	return cfg, err
 }

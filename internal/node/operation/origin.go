@@ -8,11 +8,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
-	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 	"github.com/barchan-dev/barchan/internal/node/oci"
@@ -137,35 +134,11 @@ func (w *Operation) awaitNewAgent(ctx context.Context) error {
 
 // warmUp runs the template's warm-up, unless the restored memory includes it.
 func (w *Operation) warmUp(ctx context.Context) error {
-	p := &w.Row.Plan
-	if p.WarmUp == nil || w.RestoresMemory() {
-		w.Row.Warmed = p.WarmUp != nil
-		return nil
+	if c := w.Row.Plan.WarmUp; c != nil && !w.RestoresMemory() {
+		if err := w.host.Agents.WarmUp(ctx, w.conn(), c); err != nil {
+			return err
+		}
 	}
-	agent, err := w.host.AgentOf(p.ID, w.Row.Address)
-	if err != nil {
-		return err
-	}
-	limit := time.Duration(p.WarmUp.TimeoutSeconds) * time.Second
-	if limit <= 0 {
-		limit = defaultWarmUp
-	}
-	limited, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	code, tail, err := agent.Run(limited, p.WarmUp.Command, envd.RunOptions{})
-	switch {
-	case err != nil && ctx.Err() == nil && limited.Err() != nil:
-		return fmt.Errorf("spec.barchan.warmUp: did not end within %s: %q: %w", limit, tail, errs.ErrInvalid)
-	case err != nil && envd.IsCode(err, connect.CodeInvalidArgument):
-		return fmt.Errorf("spec.barchan.warmUp.command: %w: %w", err, errs.ErrInvalid)
-	case err != nil:
-		return errs.Retryable(fmt.Errorf("warm up: %w", err))
-	case code != 0:
-		return fmt.Errorf("spec.barchan.warmUp: %q ended with code %d: %q: %w", p.WarmUp.Command[0], code, tail, errs.ErrInvalid)
-	}
-	w.Row.Warmed = true
+	w.Row.Warmed = w.Row.Plan.WarmUp != nil
 	return nil
 }
-
-// defaultWarmUp bounds a warm-up without its own timeout.
-const defaultWarmUp = 5 * time.Minute

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -42,9 +43,6 @@ const (
 	labelRevision  = "barchan.dev/revision"
 	LabelAddress   = "barchan.dev/address"
 )
-
-// maxConflicts bounds the addresses in use by others that a create quarantines.
-const maxConflicts = 32
 
 // Operation is the state of an operation on one sandbox. Each field is set by one step and only read by later
 // ones.
@@ -239,28 +237,12 @@ func (w *Operation) Endpoint() netdev.Endpoint {
 	return netdev.Endpoint{ID: w.ID(), Address: w.Row.Address, Address6: w.host.Beside(w.Row.Address)}
 }
 
-// takeAddress reserves an address that is not in use: the lease table may be wrong.
-func (w *Operation) takeAddress(ctx context.Context) error {
-	for range maxConflicts {
-		addr, err := w.host.cfg.Allocator.Reserve(w.uid())
-		if err != nil {
-			return err
-		}
-		holder, err := w.host.cfg.Holder(ctx, addr, w.Row.Plan.ID)
-		if err != nil {
-			return fmt.Errorf("find holder of %s: %w", addr, err)
-		}
-		if holder == "" {
-			w.Row.Address = addr
-			return nil
-		}
-		w.host.cfg.Log.ErrorContext(ctx, "free address in use; quarantined", telemetry.Address, addr, "by", holder)
-		if err := w.host.cfg.Allocator.Quarantine(addr, "in use by "+holder); err != nil {
-			return err
-		}
-	}
-	return fmt.Errorf("%d addresses in a row are in use but not leased, and were quarantined; run `barchan net leases`: %w",
-		maxConflicts, errs.ErrExhausted)
+// takeAddress reserves an address that is not in use.
+func (w *Operation) takeAddress(ctx context.Context) (err error) {
+	w.Row.Address, err = w.host.cfg.Allocator.ReserveUnused(ctx, w.uid(), func(ctx context.Context, addr netip.Addr) (string, error) {
+		return w.host.cfg.Holder(ctx, addr, w.Row.Plan.ID)
+	})
+	return err
 }
 
 func (w *Operation) releaseAddress(context.Context) error {

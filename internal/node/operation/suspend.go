@@ -144,7 +144,7 @@ func (w *Operation) restartFromFiles(ctx context.Context) error {
 
 // readdress writes the sandbox's current address into its files, which no process has open.
 func (w *Operation) readdress(ctx context.Context) error {
-	if err := w.replaceAgent(ctx); err != nil {
+	if err := w.linkAgent(w.host.AgentFile); err != nil { // an older one may not understand newer configuration
 		return err
 	}
 	if !w.moved && !w.Row.Plan.RefersToObjects() {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,7 +14,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/podsource"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
 // DefaultPath is the PATH if the image sets none.
@@ -47,10 +52,29 @@ func (p *Plan) Environment(image []string, address netip.Addr, node string, valu
 	return env
 }
 
-// IsRoot reports whether an image's user is root. Empty means root.
-func IsRoot(user string) bool {
+// isRoot reports whether an image's user is root. Empty means root.
+func isRoot(user string) bool {
 	name, _, _ := strings.Cut(user, ":")
 	return name == "" || name == "0" || name == "root"
+}
+
+// AgentConfig is the configuration of an agent that starts with a container, but for its token. sidecar is the container's name;
+// empty: the first one.
+func (p *Plan) AgentConfig(image ctrd.Image, env map[string]string, sidecar string) (*envd.Config, error) {
+	cfg := &envd.Config{
+		SandboxID: string(p.ID), TemplateID: p.Template, Entrypoint: p.Entrypoint(image.Config.Entrypoint, image.Config.Cmd, env),
+		Env: env, Workdir: cmp.Or(p.Workdir, image.Config.WorkingDir), DefaultWorkdir: p.Workdir, User: cmp.Or(p.User, image.Config.User), DefaultUser: p.DefaultUser,
+	}
+	if p.NonRoot && isRoot(cfg.User) {
+		return nil, fmt.Errorf("spec.podTemplate.spec.securityContext.runAsNonRoot: the image runs as root; name another with runAsUser: %w", errs.ErrInvalid)
+	}
+	if p.Class == oci.GVisor { // where the host's limit would end the sandbox
+		cfg.Processes = p.Processes()
+	}
+	if sidecar != "" {
+		cfg.Container, cfg.Restart = sidecar, p.SidecarRestart()
+	}
+	return cfg, nil
 }
 
 // shells are programs that images name for interactive use. Without a terminal they exit at once, so

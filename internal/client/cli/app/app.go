@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/config/setting"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -30,7 +31,7 @@ const (
 )
 
 // Config loads the settings of the file, the environment and the flags.
-func (a *App) Config(flags ...*config.Flags) (*config.Resolved, error) {
+func (a *App) Config(flags ...*setting.Flags) (*config.Resolved, error) {
 	return config.Load(config.Options{
 		File:      a.ConfigFile,
 		LookupEnv: a.LookupEnv,
@@ -231,7 +232,7 @@ type App struct {
 	ConfigFile, APIURL, APIKey, Kubeconfig string
 	JSON                                   bool
 	Format                                 string // of lists
-	RootFlags                              *config.Flags
+	RootFlags                              *setting.Flags
 }
 
 // WithAdmin opens the local server's admin socket and runs a command's work.

@@ -2,12 +2,7 @@ package etcd
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"slices"
 	"sync"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -19,8 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
-	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/keyfile"
 )
 
 const (
@@ -36,7 +31,7 @@ const (
 //
 // Lock order: writes before mu.
 type keyring struct {
-	path string
+	file keyfile.File
 	// writes is held for reading by each write of a Secret, so that none uses a key that a rotation has replaced.
 	writes sync.RWMutex
 
@@ -50,27 +45,12 @@ var _ value.Transformer = (*keyring)(nil)
 
 // openKeyring reads the keys of Secrets, or makes one.
 func openKeyring(path string) (*keyring, error) {
-	text, err := os.ReadFile(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		text = newKey()
-		if err := durable.WriteFile(path, text, 0o600); err != nil {
-			return nil, fmt.Errorf("write the key of Secrets: %w", err)
-		}
-	case err != nil:
-		return nil, fmt.Errorf("read the key of Secrets: %w", err)
-	case len(text) != encryptionKeySize && len(text) != 2*encryptionKeySize:
-		return nil, fmt.Errorf("key of Secrets %s: %w: it has %d bytes, not %d; restore it from a backup", path, errs.ErrInvalid, len(text), encryptionKeySize)
+	k := &keyring{file: keyfile.File{Path: path, What: "key of Secrets", Size: encryptionKeySize, Max: 2}}
+	keys, err := k.file.Open()
+	if err != nil {
+		return nil, err
 	}
-	k := &keyring{path: path}
-	keys := slices.Collect(slices.Chunk(text, encryptionKeySize))
 	return k, k.use(keys, keys)
-}
-
-func newKey() []byte {
-	key := make([]byte, encryptionKeySize)
-	_, _ = rand.Read(key) // never fails
-	return key
 }
 
 // use has keys be those of the file, and encrypts with the first of them; values of others are read too.
@@ -79,7 +59,7 @@ func (k *keyring) use(keys, readable [][]byte) error {
 	for _, key := range readable {
 		gcm, err := aes.NewHKDFExtendedNonceGCMTransformer(key)
 		if err != nil {
-			return fmt.Errorf("key of Secrets %s: %w", k.path, err)
+			return fmt.Errorf("key of Secrets %s: %w", k.file.Path, err)
 		}
 		list = append(list, value.PrefixTransformer{Prefix: []byte(encryptedPrefix), Transformer: gcm})
 	}
@@ -153,7 +133,7 @@ func (b *Backend) checkEncryption(ctx context.Context, c *clientv3.Client) error
 	}
 	for _, kv := range got.Kvs {
 		if _, _, err := b.secrets.TransformFromStorage(ctx, kv.Value, value.DefaultContext(kv.Key)); err != nil {
-			return fmt.Errorf("key of Secrets %s: %w: it does not open %s (%w); restore it from a backup", b.secrets.path, errs.ErrInvalid, kv.Key, err)
+			return fmt.Errorf("key of Secrets %s: %w: it does not open %s (%w); restore it from a backup", b.secrets.file.Path, errs.ErrInvalid, kv.Key, err)
 		}
 	}
 	return nil

@@ -8,7 +8,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apiserver/pkg/storage/value"
 
-	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 )
@@ -29,7 +28,7 @@ func (b *Backend) RotateKey(ctx context.Context) (written int, err error) {
 	defer b.rotating.Store(false)
 	keys, _ := b.secrets.current()
 	if len(keys) == 1 {
-		if err := b.secrets.replace([][]byte{newKey(), keys[0]}); err != nil {
+		if err := b.secrets.replace([][]byte{b.secrets.file.New(), keys[0]}); err != nil {
 			return 0, err
 		}
 		failpoint.Reach("secrets/key_added")
@@ -44,8 +43,8 @@ func (b *Backend) RotateKey(ctx context.Context) (written int, err error) {
 func (k *keyring) replace(keys [][]byte) error {
 	k.writes.Lock()
 	defer k.writes.Unlock()
-	if err := durable.WriteFile(k.path, slices.Concat(keys...), 0o600); err != nil {
-		return fmt.Errorf("write the key of Secrets: %w", err)
+	if err := k.file.Write(keys...); err != nil {
+		return err
 	}
 	readable := slices.Clone(keys)
 	had, _ := k.current()

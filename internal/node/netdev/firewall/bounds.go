@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/match"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/nftset"
 	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/spans"
 )
 
@@ -67,7 +68,7 @@ func (r *Rules) addGrantSets(conn *nftables.Conn, next *placed, i int) (sets [2]
 			continue
 		}
 		set := &nftables.Set{Table: r.egress.table, Name: next.chain + kindGrant + strconv.Itoa(i) + separator + "ip" + f.suffix, Interval: true, KeyType: f.key}
-		if err := addSet(conn, set, spans.Union(own[family])); err != nil {
+		if err := nftset.Add(conn, set, spans.Union(own[family])); err != nil {
 			return sets, fmt.Errorf("grant %d: %w", i, err)
 		}
 		sets[family], next.sets = set, append(next.sets, set.Name)

@@ -4,5 +4,4 @@
 // kernel must agree with its Decide.
 //
 // Lock order: [Rules].mu (one transaction), then egressTable.mu (what is known of the kernel).
-// numbering is a leaf.
 package firewall

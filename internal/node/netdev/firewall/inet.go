@@ -11,6 +11,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/node/egress"
 	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/match"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/nftset"
 	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/spans"
 )
 
@@ -38,7 +39,7 @@ func (r *Rules) addInet(conn *nftables.Conn) error {
 func (r *Rules) addSenders(conn *nftables.Conn) (senders [2]*nftables.Set, err error) {
 	for i, f := range families {
 		senders[i] = &nftables.Set{Table: r.inet, Name: setSenders + f.suffix, KeyType: f.key, Dynamic: true, Size: 1 << 16}
-		if err := addEmptySet(conn, senders[i]); err != nil {
+		if err := nftset.AddEmpty(conn, senders[i]); err != nil {
 			return senders, err
 		}
 	}
@@ -86,7 +87,7 @@ func addPrefixSets(conn *nftables.Conn, table *nftables.Table, name string, pref
 				own = append(own, p)
 			}
 		}
-		if err := addSet(conn, sets[i], spans.Intervals(own)); err != nil {
+		if err := nftset.Add(conn, sets[i], spans.Intervals(own)); err != nil {
 			return sets, err
 		}
 	}
@@ -171,7 +172,7 @@ func (r *Rules) addEgress(conn *nftables.Conn) error {
 	conn.AddTable(e.table)
 	for i := range families {
 		for _, set := range []*nftables.Set{e.policies[i], e.askers[i]} {
-			if err := addEmptySet(conn, set); err != nil {
+			if err := nftset.AddEmpty(conn, set); err != nil {
 				return err
 			}
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/egress"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/nftset"
 )
 
 const (
@@ -197,7 +198,7 @@ func (e *egressTable) pinSets(id string) (sets [2]*nftables.Set) {
 func (e *egressTable) carryPins(conn *nftables.Conn, set *nftables.Set, i int, old, next *placed) error {
 	fresh := old == nil || !slices.Contains(old.sets, set.Name)
 	if fresh {
-		return addEmptySet(conn, set)
+		return nftset.AddEmpty(conn, set)
 	}
 	now := time.Now()
 	var removed, added []nftables.SetElement
@@ -216,7 +217,7 @@ func (e *egressTable) carryPins(conn *nftables.Conn, set *nftables.Set, i int, o
 
 // exchangePins removes and adds pins of a set.
 func exchangePins(conn *nftables.Conn, set *nftables.Set, removed, added []nftables.SetElement) error {
-	for part := range slices.Chunk(removed, maxElements) {
+	for part := range slices.Chunk(removed, nftset.MaxElements) {
 		if err := conn.SetAddElements(set, part); err != nil { // first, since a pin may expire at this moment
 			return fmt.Errorf("hold pins: %w", err)
 		}
@@ -224,7 +225,7 @@ func exchangePins(conn *nftables.Conn, set *nftables.Set, removed, added []nftab
 			return fmt.Errorf("remove pins: %w", err)
 		}
 	}
-	for part := range slices.Chunk(added, maxElements/2) { // names are long
+	for part := range slices.Chunk(added, nftset.MaxElements/2) { // names are long
 		if err := conn.SetAddElements(set, part); err != nil {
 			return fmt.Errorf("add pins: %w", err)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/netdev/conntrack"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/nftset"
 	"github.com/barchan-dev/barchan/internal/node/netdev/rates"
 )
 
@@ -135,7 +136,7 @@ func (r *Rules) Install() error {
 	}
 	var known [2][]nftables.SetElement
 	for i, set := range r.ports {
-		if known[i], err = elementsOf(conn, set); err != nil {
+		if known[i], err = nftset.Elements(conn, set); err != nil {
 			return err
 		}
 	}
@@ -148,12 +149,12 @@ func (r *Rules) Install() error {
 		conn.AddTable(t)
 	}
 	for i, set := range r.ports {
-		if err := addSet(conn, set, known[i]); err != nil {
+		if err := nftset.Add(conn, set, known[i]); err != nil {
 			return err
 		}
 	}
 	r.addBridgeChain(conn)
-	if err := rates.Add(conn, r.bridge, r.cfg.PortPrefix, r.cfg.Rates, addEmptySet); err != nil {
+	if err := rates.Add(conn, r.bridge, r.cfg.PortPrefix, r.cfg.Rates); err != nil {
 		return err
 	}
 	if err := r.addInet(conn); err != nil {
@@ -275,7 +276,7 @@ func (r *Rules) keysOf(link string) (keys [2][]nftables.SetElement, err error) {
 		return keys, err
 	}
 	for i, set := range r.ports {
-		known, err := elementsOf(conn, set)
+		known, err := nftset.Elements(conn, set)
 		if err != nil {
 			return keys, err
 		}

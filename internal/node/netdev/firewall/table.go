@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/barchan-dev/barchan/internal/node/egress"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/nftset"
 )
 
 // The egress table of an instance has the policies of single sandboxes:
@@ -151,7 +152,7 @@ func (e *egressTable) load(conn *nftables.Conn) error {
 // read finds chains, sets and pins by their names, and their owners by the map's elements.
 func (e *egressTable) read(conn *nftables.Conn) (map[string]*placed, error) {
 	found := map[string]*placed{}
-	sets, err := setsOf(conn, e.table)
+	sets, err := nftset.List(conn, e.table)
 	if err != nil || len(sets) == 0 {
 		return found, err
 	}

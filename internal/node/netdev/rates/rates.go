@@ -15,6 +15,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/match"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/nftset"
 )
 
 const (
@@ -61,8 +62,8 @@ type direction struct {
 }
 
 // Add adds chains and sets to a table of family bridge. They bound each port whose name has the
-// prefix. add adds an empty set: the caller serializes that.
-func Add(conn *nftables.Conn, table *nftables.Table, prefix string, l Limits, add func(*nftables.Conn, *nftables.Set) error) error {
+// prefix.
+func Add(conn *nftables.Conn, table *nftables.Table, prefix string, l Limits) error {
 	for _, d := range []direction{
 		{"sent", nftables.ChainHookPrerouting, expr.MetaKeyIIFNAME},
 		{"received", nftables.ChainHookPostrouting, expr.MetaKeyOIFNAME},
@@ -79,7 +80,7 @@ func Add(conn *nftables.Conn, table *nftables.Table, prefix string, l Limits, ad
 			set := &nftables.Set{
 				Table: table, Name: name, KeyType: nftables.TypeIFName, Dynamic: true, Size: maxPorts, HasTimeout: true, Timeout: forgetAfter,
 			}
-			if err := add(conn, set); err != nil {
+			if err := nftset.AddEmpty(conn, set); err != nil {
 				return err
 			}
 			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append([]expr.Any{

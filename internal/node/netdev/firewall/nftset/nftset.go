@@ -1,4 +1,7 @@
-package firewall
+// Package nftset reads nftables sets and adds them to transactions. It knows no set by name.
+//
+// numbering is a leaf of the lock order.
+package nftset
 
 import (
 	"fmt"
@@ -8,9 +11,9 @@ import (
 	"github.com/google/nftables"
 )
 
-// elementsOf reads a set; one that does not exist has none.
-func elementsOf(conn *nftables.Conn, set *nftables.Set) ([]nftables.SetElement, error) {
-	sets, err := setsOf(conn, set.Table)
+// Elements reads a set; one that does not exist has none.
+func Elements(conn *nftables.Conn, set *nftables.Set) ([]nftables.SetElement, error) {
+	sets, err := List(conn, set.Table)
 	if err != nil {
 		return nil, err
 	}
@@ -24,9 +27,9 @@ func elementsOf(conn *nftables.Conn, set *nftables.Set) ([]nftables.SetElement, 
 	return elements, nil
 }
 
-// setsOf lists a table's sets. The table is looked for first, because the library does not tell
+// List returns a table's sets. The table is looked for first, because the library does not tell
 // the cause when one is missing.
-func setsOf(conn *nftables.Conn, table *nftables.Table) ([]*nftables.Set, error) {
+func List(conn *nftables.Conn, table *nftables.Table) ([]*nftables.Set, error) {
 	tables, err := conn.ListTablesOfFamily(table.Family)
 	if err != nil {
 		return nil, fmt.Errorf("list tables: %w", err)
@@ -41,15 +44,15 @@ func setsOf(conn *nftables.Conn, table *nftables.Table) ([]*nftables.Set, error)
 	return sets, nil
 }
 
-// maxElements is how many elements fit into one message with room to spare.
-const maxElements = 500
+// MaxElements is how many elements fit into one message with room to spare.
+const MaxElements = 500
 
-// addSet adds a set with any number of elements.
-func addSet(conn *nftables.Conn, set *nftables.Set, elements []nftables.SetElement) error {
-	if err := addEmptySet(conn, set); err != nil {
+// Add adds a set with any number of elements.
+func Add(conn *nftables.Conn, set *nftables.Set, elements []nftables.SetElement) error {
+	if err := AddEmpty(conn, set); err != nil {
 		return err
 	}
-	for part := range slices.Chunk(elements, maxElements) {
+	for part := range slices.Chunk(elements, MaxElements) {
 		if err := conn.SetAddElements(set, part); err != nil {
 			return fmt.Errorf("fill set %s: %w", set.Name, err)
 		}
@@ -61,7 +64,8 @@ func addSet(conn *nftables.Conn, set *nftables.Set, elements []nftables.SetEleme
 // connections of the process, and does not guard it.
 var numbering sync.Mutex
 
-func addEmptySet(conn *nftables.Conn, set *nftables.Set) error {
+// AddEmpty adds a set without elements, and numbers it.
+func AddEmpty(conn *nftables.Conn, set *nftables.Set) error {
 	numbering.Lock()
 	defer numbering.Unlock()
 	if err := conn.AddSet(set, nil); err != nil {
