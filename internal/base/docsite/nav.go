@@ -26,6 +26,8 @@ var groups = []group{
 		{"docs/tutorial-evaluation.md", "An evaluation"},
 		{"docs/tutorial-forks.md", "A tree of forks"},
 		{"docs/tutorial-interpreter.md", "The code interpreter"},
+		{"docs/tutorial-browser.md", "A browser agent"},
+		{"docs/tutorial-cluster.md", "A cluster"},
 		{"docs/recipes.md", "Recipes"},
 	}},
 	{"Use", []entry{
