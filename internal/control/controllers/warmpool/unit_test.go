@@ -156,7 +156,7 @@ func TestAssess(t *testing.T) {
 		note   string
 	}{
 		"new":   {func(*agents.Sandbox) {}, 0, starting, ""},
-		"stuck": {func(*agents.Sandbox) {}, 5 * time.Minute, failed, "not ready after 5m0s: "},
+		"stuck": {func(*agents.Sandbox) {}, 5 * time.Minute, failed, "not ready after 5m0s: it has no status"},
 		"ready": {func(s *agents.Sandbox) {
 			s.Status.Conditions = []metav1.Condition{cond(agents.ConditionReady, "True", "x", "", epoch)}
 		}, time.Hour, ready, ""},
