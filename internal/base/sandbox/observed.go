@@ -61,6 +61,8 @@ type Observed struct {
 	// Reason is that of the condition Ready, or of a sandbox that is to be suspended, Suspended, while State is
 	// pending. Empty: DependenciesNotReady, NotSuspended.
 	Reason string
+	// Progressing means that State is pending and only time is missing: the Pod starts without trouble.
+	Progressing bool
 	// PodScheduled is that condition of a Pod; nil without one.
 	PodScheduled *corev1.PodCondition
 	// Service and ServiceFQDN name the Service of a sandbox in a cluster.

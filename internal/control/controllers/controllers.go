@@ -36,6 +36,8 @@ const (
 	// member by the object's age, which has a resolution of one second.
 	startDelay    = 100 * time.Millisecond
 	maxStartDelay = 2 * time.Second
+	// firstStatusDelay is the age from which a member of a cluster has a status, if it has not run by then.
+	firstStatusDelay = 10 * time.Second
 )
 
 // Runner runs sandboxes on a node; package node implements it. All methods are idempotent and safe for

@@ -109,6 +109,9 @@ func (r *sandboxReconciler) apply(ctx context.Context, s *agents.Sandbox) (recon
 	default:
 		return r.failed(ctx, s, seen, err)
 	}
+	if left := firstStatusDelay - time.Since(s.CreationTimestamp.Time); left > 0 && needsNoStatus(s, seen) {
+		return soonerOf(r.untilEnd(s), left), nil
+	}
 	if err := r.writeStatus(ctx, s, statusOf(s, seen)); err != nil {
 		return reconcile.Result{}, err
 	}
@@ -118,6 +121,12 @@ func (r *sandboxReconciler) apply(ctx context.Context, s *agents.Sandbox) (recon
 		}
 	}
 	return r.untilEnd(s), nil
+}
+
+// needsNoStatus reports whether a sandbox without a status can do without one for now. No client waits for an unclaimed member that starts
+// without trouble, and its status when it runs says all.
+func needsNoStatus(s *agents.Sandbox, seen sandbox.Observed) bool {
+	return seen.Progressing && pool.MemberOf(s) != "" && s.Status.Barchan == nil
 }
 
 // bind applies what a claim has added. The sandbox runs without it too, so a failure changes no status.

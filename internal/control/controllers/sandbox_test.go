@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,9 +41,14 @@ type machine struct {
 	homeless map[sandbox.ContainerState]bool
 	// origin is the last checkpoint that Ensure received.
 	origin string
+	// pending, if set, is what Observe and Ensure answer.
+	pending *sandbox.Observed
 }
 
 func (m *machine) seen(ref sandbox.Ref) sandbox.Observed {
+	if m.pending != nil {
+		return *m.pending
+	}
 	o := sandbox.Observed{State: sandbox.ContainerAbsent, Node: "n1", Runtime: agents.RuntimeGVisor, Probed: true}
 	if s, ok := m.states[ref]; ok {
 		o.State, o.StartedAt = s, time.Unix(1000, 0)
@@ -499,6 +505,49 @@ func TestMemorySize(t *testing.T) {
 		s.Status = *statusOf(s, step.seen)
 		if got := s.Status.Barchan.MemorySize; (got != nil) != (step.want > 0) || got != nil && got.Value() != step.want {
 			t.Errorf("%s: memorySize is %v, want %d", step.name, got, step.want)
+		}
+	}
+}
+
+// TestFirstStatusOfMember: a member of a cluster that starts without trouble has its first status when it runs, and one with trouble, one
+// that starts for long and any other sandbox at once.
+func TestFirstStatusOfMember(t *testing.T) { synctest.Test(t, testFirstStatusOfMember) }
+
+func testFirstStatusOfMember(t *testing.T) {
+	starts := &sandbox.Observed{State: sandbox.ContainerPending, Message: "Pod exists with phase: Pending", Progressing: true}
+	for name, tt := range map[string]struct {
+		pending *sandbox.Observed
+		age     time.Duration
+		claimed bool
+		want    string // the message of Ready
+	}{
+		"starts":          {pending: starts},
+		"is not a member": {pending: starts, claimed: true, want: starts.Message},
+		"starts for long": {pending: starts, age: firstStatusDelay, want: starts.Message},
+		"has trouble":     {pending: &sandbox.Observed{State: sandbox.ContainerPending, Message: "Unschedulable: no"}, want: "Unschedulable: no"},
+	} {
+		s := newSandbox()
+		s.CreationTimestamp = metav1.NewTime(time.Now().Add(-tt.age))
+		if !tt.claimed {
+			s.Labels = map[string]string{agents.LabelWarmPoolSandbox: "p"}
+		}
+		w := newFixture(t, s)
+		w.r.Node = ""
+		w.machine.pending = tt.pending
+		s, result, err := w.settle()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady); c != nil {
+			got = c.Message
+		}
+		if got != tt.want || (s.Status.Barchan == nil) != (tt.want == "") || (result.RequeueAfter > 0) != (tt.want == "") {
+			t.Errorf("%s: message %q, want %q; again after %v", name, got, tt.want, result.RequeueAfter)
+		}
+		w.machine.pending = nil
+		if s, _, err = w.settle(); err != nil || !sandbox.Ready(s) || s.Status.Barchan == nil || s.Status.Selector == "" {
+			t.Errorf("%s, and runs: %v, status %+v", name, err, s.Status)
 		}
 	}
 }

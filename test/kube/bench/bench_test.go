@@ -102,11 +102,11 @@ func measure(b *testing.B, s side) turn {
 	t.Figures[claimP50] = percentile(one.millis, 0.5)
 	l.settle()
 
-	before := l.writes()
+	before, read := l.writes(), l.requests(readVerbs)
 	many, err := l.claim(*claims, atOnce)
 	must(b, err)
 	l.settle()
-	t.Writes = l.writes().since(before).per(*claims)
+	t.Writes, t.Reads = l.writes().since(before).per(*claims), l.requests(readVerbs).since(read).per(*claims)
 	t.Figures[claimP99] = percentile(many.millis, 0.99)
 	t.Figures[claimRate] = many.rate()
 	t.Figures[claimWrites] = t.Writes.total()

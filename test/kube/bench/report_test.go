@@ -59,6 +59,7 @@ func (b bar) met(value float64) bool {
 type turn struct {
 	Figures map[string]float64 `json:"figures"`
 	Writes  writes             `json:"writesPerClaim"`
+	Reads   writes             `json:"readsPerClaim,omitempty"` // BenchmarkClaims alone has them
 }
 
 // report is all that a run found.
@@ -193,7 +194,8 @@ func (r *report) writeTable(out io.Writer) error {
 		}
 		fmt.Fprintln(w, strings.Join(cells, "\t"))
 	}
-	r.writeWrites(w)
+	r.writeRequests(w, "WRITES", func(t turn) writes { return t.Writes })
+	r.writeRequests(w, "READS", func(t turn) writes { return t.Reads })
 	return w.Flush()
 }
 
@@ -227,13 +229,13 @@ func (f result) verdict() string {
 	return fmt.Sprintf("%s %g: %s", sign, f.Bar.Value, verdict)
 }
 
-// writeWrites lists what the writes are, of the turns' means, the most frequent first.
-func (r *report) writeWrites(out io.Writer) {
-	fmt.Fprintf(out, "\nAPI WRITES PER CLAIM, MEAN\n")
+// writeRequests lists what some requests are, of the turns' means, the most frequent first.
+func (r *report) writeRequests(out io.Writer, title string, of func(turn) writes) {
+	fmt.Fprintf(out, "\nAPI %s PER CLAIM, MEAN\n", title)
 	mean := map[string]writes{}
 	for side, turns := range r.Turns {
 		for _, t := range turns {
-			for key, n := range t.Writes {
+			for key, n := range of(t) {
 				if mean[key] == nil {
 					mean[key] = writes{}
 				}

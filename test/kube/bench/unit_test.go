@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestWrites: requests that write count, those of leases, reviews and reads do not, refused ones stand alone, and parts of a count are added up.
+// TestWrites: requests that write count, those of leases, reviews and reads do not, reads are counted apart, refused ones stand alone, and parts of a count are added up.
 func TestWrites(t *testing.T) {
-	got, err := parseWrites([]byte(`# TYPE apiserver_request_total counter
+	text := []byte(`# TYPE apiserver_request_total counter
 apiserver_request_total{code="201",group="",resource="pods",subresource="",verb="POST",version="v1"} 2
 apiserver_request_total{code="202",group="",resource="pods",subresource="",verb="POST",version="v1"} 1
 apiserver_request_total{code="409",group="",resource="pods",subresource="",verb="POST",version="v1"} 1
@@ -17,10 +17,15 @@ apiserver_request_total{code="200",group="agents.x-k8s.io",resource="sandboxes",
 apiserver_request_total{code="200",group="coordination.k8s.io",resource="leases",subresource="",verb="PUT",version="v1"} 100
 apiserver_request_total{code="201",group="authorization.k8s.io",resource="subjectaccessreviews",subresource="",verb="POST",version="v1"} 100
 apiserver_request_total{code="200",group="",resource="pods",subresource="",verb="LIST",version="v1"} 100
-`))
+apiserver_request_total{code="200",group="",resource="",subresource="/metrics",verb="GET",version=""} 100
+`)
+	got, err := parseRequests(text, writeVerbs)
 	must(t, err)
 	if got["POST pods"] != 3 || got["POST pods: 409"] != 1 || got["POST pods/binding"] != 2 || got["PATCH sandboxes/status"] != 5 || got.total() != 11 || got.refused() != 1 {
 		t.Errorf("writes = %v", got)
+	}
+	if read, err := parseRequests(text, readVerbs); err != nil || len(read) != 1 || read["LIST pods"] != 100 {
+		t.Errorf("reads = %v, %v", read, err)
 	}
 	per := got.since(writes{"POST pods": 1, "POST pods: 409": 1, "POST pods/binding": 2}).per(2)
 	if len(per) != 2 || per["POST pods"] != 1 || per["PATCH sandboxes/status"] != 2.5 {
@@ -35,7 +40,7 @@ func TestReport(t *testing.T) {
 		n := float64(i + 1)
 		r.add("ours", turn{
 			Figures: map[string]float64{claimP50: 4 * n, claimP99: 10 * n, claimRate: 30 * n, e2bP50: n, claimWrites: 11, poolFilled: 2 * n},
-			Writes:  writes{"POST pods": 1},
+			Writes:  writes{"POST pods": 1}, Reads: writes{"GET sandboxtemplates": 1},
 		})
 		r.add("theirs", turn{
 			Figures: map[string]float64{claimP50: 10 * n, claimP99: 12 * n, claimRate: 10 * n, claimWrites: 22, poolFilled: 2 * n},
@@ -55,7 +60,7 @@ func TestReport(t *testing.T) {
 	}
 	var out strings.Builder
 	must(t, r.writeTable(&out))
-	for _, line := range []string{"<= 0.3: met, over " + claimP50, ">= 2.5: met", "<= 0.5: missed", "PUT sandboxclaims"} {
+	for _, line := range []string{"<= 0.3: met, over " + claimP50, ">= 2.5: met", "<= 0.5: missed", "PUT sandboxclaims", "GET sandboxtemplates"} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("the table lacks %q:\n%s", line, &out)
 		}

@@ -12,15 +12,24 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// writes counts requests that write, by verb, resource and refusal, such as "PATCH sandboxes/status" and "POST pods: 409".
+// writes counts requests by verb, resource and refusal, such as "PATCH sandboxes/status" and "POST pods: 409": those that write, or with
+// readVerbs those that read.
 type writes map[string]float64
 
+var (
+	writeVerbs = []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
+	readVerbs  = []string{"GET", "LIST"}
+)
+
 // writes reads how many requests kube-apiserver has served that write, refused ones too.
-func (l *load) writes() writes {
+func (l *load) writes() writes { return l.requests(writeVerbs) }
+
+// requests reads how many requests of these verbs kube-apiserver has served, refused ones too.
+func (l *load) requests(verbs []string) writes {
 	l.Helper()
 	text, err := l.cluster.Client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(context.WithoutCancel(l.Context()))
 	must(l, err)
-	w, err := parseWrites(text)
+	w, err := parseRequests(text, verbs)
 	must(l, err)
 	return w
 }
@@ -33,8 +42,8 @@ func parseMetrics(text []byte) (map[string]*dto.MetricFamily, error) {
 	return parser.TextToMetricFamilies(bytes.NewReader(text))
 }
 
-// parseWrites counts in the text of /metrics.
-func parseWrites(text []byte) (writes, error) {
+// parseRequests counts those of some verbs in the text of /metrics.
+func parseRequests(text []byte, verbs []string) (writes, error) {
 	families, err := parseMetrics(text)
 	if err != nil {
 		return nil, err
@@ -42,7 +51,7 @@ func parseWrites(text []byte) (writes, error) {
 	counted := writes{}
 	for _, m := range families["apiserver_request_total"].GetMetric() {
 		verb, resource := label(m, "verb"), label(m, "resource")
-		if !slices.Contains([]string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}, verb) || slices.Contains(ignored, resource) {
+		if !slices.Contains(verbs, verb) || resource == "" || slices.Contains(ignored, resource) {
 			continue
 		}
 		if sub := label(m, "subresource"); sub != "" {

@@ -257,7 +257,9 @@ func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) e
 	took := time.Since(w.known.since)
 	r.took.WithLabelValues(launch).Observe(took.Seconds())
 	r.Log.InfoContext(ctx, "claim served", telemetry.Namespace, s.Namespace, telemetry.Name, w.req.Name, telemetry.Sandbox, s.Name, "launch", launch, telemetry.Duration, took)
-	r.recordEvent(w, corev1.EventTypeNormal, "Claimed", fmt.Sprintf("sandbox %s, started %s, is the claim's", s.Name, launch))
+	if launch != agents.LaunchWarm { // the status has all that there is to say of a warm one
+		r.recordEvent(w, corev1.EventTypeNormal, "Claimed", fmt.Sprintf("sandbox %s, started %s, is the claim's", s.Name, launch))
+	}
 	return nil
 }
 

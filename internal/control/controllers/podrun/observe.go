@@ -83,7 +83,7 @@ func (r *Runner) observed(s *agents.Sandbox, pods []*corev1.Pod) sandbox.Observe
 		}
 	default:
 		seen.State, seen.Message = sandbox.ContainerPending, troubleOf(pod)
-		if seen.Message == "" {
+		if seen.Progressing = seen.Message == ""; seen.Progressing {
 			seen.Message = fmt.Sprintf("Pod exists with phase: %s", cmp.Or(pod.Status.Phase, corev1.PodPending))
 			if s.Status.NodeName == "" { // a Pod without trouble runs soon, and the status of that has the node
 				seen.Node = ""

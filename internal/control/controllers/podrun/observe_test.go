@@ -30,8 +30,8 @@ func TestNodeOfPendingPod(t *testing.T) {
 		s.Status.NodeName = tt.known
 		pod.Spec.NodeName, pod.Status.Phase, pod.Status.ContainerStatuses = "b", corev1.PodPending, tt.containers
 		seen := r.observed(s, []*corev1.Pod{pod})
-		if seen.State != sandbox.ContainerPending || seen.Node != tt.want || seen.Message != tt.message {
-			t.Errorf("%s: node %q, message %q in state %v", name, seen.Node, seen.Message, seen.State)
+		if seen.State != sandbox.ContainerPending || seen.Node != tt.want || seen.Message != tt.message || seen.Progressing == (name == "trouble") {
+			t.Errorf("%s: node %q, message %q in state %v, progressing %v", name, seen.Node, seen.Message, seen.State, seen.Progressing)
 		}
 	}
 }

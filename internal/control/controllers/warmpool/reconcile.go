@@ -61,6 +61,7 @@ type reconcileState struct {
 	unseen   bool // the cache lacks some writes
 	todo     actions
 	made     int
+	writeAt  time.Time // when to write the status, which has changed in numbers alone; zero: not
 }
 
 // problem is why a pool's template cannot be used; empty for a usable one.
@@ -212,7 +213,7 @@ func assess(s *agents.Sandbox, template types.NamespacedName, now time.Time, stu
 		m.note = meta.FindStatusCondition(s.Status.Conditions, agents.ConditionPodScheduled).Message
 	case now.Sub(m.since) >= stuckAfter:
 		m.state = failed
-		m.note = fmt.Sprintf("not ready after %s: %s", stuckAfter, m.note)
+		m.note = fmt.Sprintf("not ready after %s: %s", stuckAfter, cmp.Or(m.note, "it has no status"))
 	}
 	return m
 }
@@ -242,7 +243,7 @@ func endingSince(s *agents.Sandbox) time.Time {
 
 // again is when to reconcile without an event.
 func (s *reconcileState) again() reconcile.Result {
-	at := sooner(s.until, next(s.target, s.members, s.now))
+	at := sooner(sooner(s.until, s.writeAt), next(s.target, s.members, s.now))
 	if s.backoff.hold(s.now) {
 		at = sooner(at, s.backoff.retryAt)
 	}

@@ -213,17 +213,39 @@ func plural(n int, one, many string) string {
 	return many
 }
 
-// writeStatus writes a changed status over the version of this pass, and records its events.
+// numbersAlone reports whether nothing but numbers and messages changed. The last claim is no mere number to a pool that is sized by it.
+func numbersAlone(p *extensions.SandboxWarmPool, now *extensions.SandboxWarmPoolStatus) bool {
+	was := &p.Status
+	if was.Barchan == nil || was.Barchan.DesiredReplicas != now.Barchan.DesiredReplicas || was.CurrentRevision != now.CurrentRevision || was.ObservedGeneration != now.ObservedGeneration {
+		return false
+	}
+	if p.Spec.Barchan != nil && p.Spec.Barchan.Autoscale != nil && !was.Barchan.LastClaimTime.Equal(now.Barchan.LastClaimTime) {
+		return false
+	}
+	return slices.EqualFunc(was.Conditions, now.Conditions, func(a, b metav1.Condition) bool {
+		return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason
+	})
+}
+
+// writeStatus writes a changed status over the version of this pass, and records its events. Numbers alone wait for statusInterval, as
+// they change with each claim.
 func (r *reconciler) writeStatus(ctx context.Context, s *reconcileState) error {
 	status := statusOf(s)
 	if apiequality.Semantic.DeepEqual(&s.pool.Status, status) {
 		return nil
+	}
+	if last, ok := r.written.Load(s.pool.UID); ok && numbersAlone(s.pool, status) {
+		if s.writeAt = last.(time.Time).Add(statusInterval); s.now.Before(s.writeAt) { //nolint:forcetypeassert // all values are
+			return nil
+		}
+		s.writeAt = time.Time{}
 	}
 	before := s.pool.Status
 	s.pool.Status = *status
 	if err := r.Client.Status().Update(ctx, s.pool); err != nil {
 		return fmt.Errorf("write status of warm pool %s/%s: %w", s.pool.Namespace, s.pool.Name, err)
 	}
+	r.written.Store(s.pool.UID, s.now)
 	for _, n := range eventsOf(&before, status) {
 		r.record(s.pool, n)
 	}

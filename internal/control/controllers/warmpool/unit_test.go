@@ -8,9 +8,13 @@ import (
 	"testing"
 	"time"
 
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
@@ -152,7 +156,7 @@ func TestAssess(t *testing.T) {
 		note   string
 	}{
 		"new":   {func(*agents.Sandbox) {}, 0, starting, ""},
-		"stuck": {func(*agents.Sandbox) {}, 5 * time.Minute, failed, "not ready after 5m0s: "},
+		"stuck": {func(*agents.Sandbox) {}, 5 * time.Minute, failed, "not ready after 5m0s: it has no status"},
 		"ready": {func(s *agents.Sandbox) {
 			s.Status.Conditions = []metav1.Condition{cond(agents.ConditionReady, "True", "x", "", epoch)}
 		}, time.Hour, ready, ""},
@@ -367,5 +371,59 @@ func TestNews(t *testing.T) {
 				t.Errorf("recorded %v, want %q", got, give.want)
 			}
 		})
+	}
+}
+
+// TestStatusOfNumbers: a status that differs in numbers alone waits for statusInterval, and any other is written at once.
+func TestStatusOfNumbers(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := extensions.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "p", UID: "p"}}
+	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(p).WithObjects(p).Build()
+	r := &reconciler{Config: Config{Client: c}}
+	for _, step := range []struct {
+		name    string
+		after   time.Duration
+		members string
+		want    bool // a write
+	}{
+		{"first", 0, "starting/new/1", true},
+		{"number", time.Millisecond, "starting/new/1 starting/new/1", false},
+		{"another", 400 * time.Millisecond, "ready/new/1 starting/new/1", false},
+		{"in time", statusInterval, "ready/new/1 starting/new/1", true},
+		{"number after that", statusInterval + time.Millisecond, "ready/new/1", false},
+		{"back", statusInterval + 2*time.Millisecond, "ready/new/1 starting/new/1", false},
+		{"full", statusInterval + 3*time.Millisecond, "ready/new/1 ready/new/1 ready/new/1", true},
+		{"no longer", statusInterval + 4*time.Millisecond, "ready/new/1 ready/new/1 starting/new/1", true},
+	} {
+		now := &extensions.SandboxWarmPool{}
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(p), now); err != nil {
+			t.Fatal(err)
+		}
+		before := now.ResourceVersion
+		s := &reconcileState{pool: now, target: poolTarget{desired: 3, revision: "new"}, members: pick(t, step.members), backoff: &failureBackoff{}, now: epoch.Add(step.after)}
+		pending := !apiequality.Semantic.DeepEqual(&now.Status, statusOf(s)) && !step.want
+		if err := r.writeStatus(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		if wrote := now.ResourceVersion != before; wrote != step.want || s.writeAt.IsZero() == pending {
+			t.Errorf("%s: written %v, to be written at %v", step.name, wrote, s.writeAt)
+		}
+	}
+}
+
+// TestLastClaimIsNoNumber: a pool that is sized by its last claim keeps that at once.
+func TestLastClaimIsNoNumber(t *testing.T) {
+	p := &extensions.SandboxWarmPool{Status: extensions.SandboxWarmPoolStatus{Barchan: &extensions.WarmPoolBarchanStatus{}}}
+	now := p.Status.DeepCopy()
+	now.Barchan.LastClaimTime = new(metav1.NewTime(epoch))
+	if !numbersAlone(p, now) {
+		t.Error("the last claim of a pool of fixed size is not a mere number")
+	}
+	p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{Autoscale: &extensions.PoolAutoscale{}}
+	if numbersAlone(p, now) {
+		t.Error("the last claim waits")
 	}
 }

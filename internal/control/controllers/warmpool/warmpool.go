@@ -25,6 +25,8 @@ import (
 const (
 	retryFirst = 200 * time.Millisecond
 	retryMost  = time.Minute
+	// statusInterval is the least time between two writes of a pool's status that differ in numbers alone.
+	statusInterval = 500 * time.Millisecond
 )
 
 // Objects reads what a pool needs besides the API server; package cache has it.
@@ -101,6 +103,7 @@ type reconciler struct {
 	expected *expectations
 	names    sync.Map // of pools: types.UID to types.NamespacedName
 	backoffs sync.Map // of pools: types.UID to *failureBackoff, which only the pool's pass uses
+	written  sync.Map // of pools: types.UID to the time.Time of the last write of the status
 }
 
 // forget drops the state of a deleted pool.
@@ -108,6 +111,7 @@ func (r *reconciler) forget(pool types.UID) {
 	r.expected.forget(pool)
 	r.names.Delete(pool)
 	r.backoffs.Delete(pool)
+	r.written.Delete(pool)
 }
 
 // predecessors returns the UIDs of earlier pools of a name.
