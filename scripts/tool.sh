@@ -20,6 +20,7 @@ recipe() {
 	barchan-volumefs) module=runtimes/volumefs package=. ;; # serves volumes in buckets
 	s3-server) module=tools/s3 package=. ;;                 # in tests
 	nfs-server) module=tools/nfs package=. ;;               # in tests
+	otelcol) module=tools/otelcol package=. ;;              # receives traces, in tests
 	containerd)
 		containerd_module cmd/containerd
 		# Snapshots are overlayfs's, and there is no kubelet to talk to.

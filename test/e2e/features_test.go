@@ -19,12 +19,10 @@ func TestFeatures(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	spans, address := startCollector(t)
 	s.set("BARCHAN_TLS_CERT", cert)
 	s.set("BARCHAN_TLS_KEY", key)
 	s.set("BARCHAN_DOMAINS", testDomain+",barchan.localhost")
 	s.set("BARCHAN_STORE_AFTER", "2s")
-	s.set("BARCHAN_OTLP_ENDPOINT", address)
 	s.set("BARCHAN_SANDBOX_PIDS", strconv.Itoa(pidsLimit))
 	s.start()
 	s.must("image", "build", "base")
@@ -46,7 +44,7 @@ func TestFeatures(t *testing.T) {
 		"network policy":  testNetworkPolicy,
 		"events":          testEvents,
 		"dashboard":       testDashboard,
-		"observability":   func(t *testing.T, s *server) { testObservability(t, s, spans) },
+		"observability":   testObservability,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, s.in(t)) })
 	}

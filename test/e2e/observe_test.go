@@ -4,65 +4,19 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-
-	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
-	"google.golang.org/grpc"
 
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// traces is a collector of OTLP traces that keeps the names of spans by service.
-type traces struct {
-	collector.UnimplementedTraceServiceServer
-
-	mu    sync.Mutex
-	spans map[string][]string // +checklocks:mu
-}
-
-// Export keeps spans.
-func (c *traces) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range req.GetResourceSpans() {
-		service := ""
-		for _, a := range r.GetResource().GetAttributes() {
-			if a.GetKey() == "service.name" {
-				service = a.GetValue().GetStringValue()
-			}
-		}
-		for _, scope := range r.GetScopeSpans() {
-			for _, span := range scope.GetSpans() {
-				c.spans[service] = append(c.spans[service], span.GetName())
-			}
-		}
-	}
-	return &collector.ExportTraceServiceResponse{}, nil
-}
-
-func startCollector(t *testing.T) (*traces, string) {
-	t.Helper()
-	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, srv := &traces{spans: map[string][]string{}}, grpc.NewServer()
-	collector.RegisterTraceServiceServer(srv, c)
-	go func() { _ = srv.Serve(ln) }() // ends with Stop
-	t.Cleanup(srv.Stop)
-	return c, ln.Addr().String()
-}
-
-// testObservability checks metrics, traces, and machine-readable output.
-func testObservability(t *testing.T, s *server, c *traces) {
+// testObservability checks metrics and machine-readable output.
+func testObservability(t *testing.T, s *server) {
 	id, _ := s.keep("base", "true")
 	t.Run("metrics", func(t *testing.T) {
 		var text string
@@ -165,16 +119,6 @@ func testObservability(t *testing.T, s *server, c *traces) {
 		if !slices.Equal(names, want) {
 			t.Errorf("phases %v, want %v", names, want)
 		}
-	})
-	t.Run("traces", func(t *testing.T) {
-		eventually.NoError(t, "a span of the create", func() error {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if len(c.spans["barchan"]) == 0 {
-				return fmt.Errorf("the collector has %v", c.spans)
-			}
-			return nil
-		})
 	})
 	t.Run("json of every read", func(t *testing.T) {
 		s := s.in(t)

@@ -89,7 +89,7 @@ func (f *fakeParts) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "{}")
 }
 
-func newTestServer(t *testing.T) (*Server, *fakeParts) {
+func newTestServer(t testing.TB) (*Server, *fakeParts) {
 	t.Helper()
 	f := &fakeParts{valid: map[string]string{"good": "team", "other": "rival"}}
 	s, err := New(Config{
