@@ -13,21 +13,18 @@ const podSpec = "spec.podTemplate.spec"
 // and the sandbox's own volumes must be equal: the processes are started again.
 func (p *Plan) Fits(was *Plan, memory bool) error {
 	is, must := p.Containers(), was.Containers()
-	if len(is) != len(must) {
+	switch {
+	case len(is) != len(must):
 		return fmt.Errorf("%s.containers: %d, the checkpoint has %d: %w", podSpec, len(is), len(must), errs.ErrInvalid)
+	case memory && p.Class != was.Class:
+		return differ(podSpec+".runtimeClassName", p.Class, was.Class)
+	case memory && len(p.Sidecars) > 0 && p.SidecarRestart() != was.SidecarRestart(): // by the agents, in the memory
+		return differ(podSpec+".restartPolicy", p.Restart, was.Restart)
 	}
 	for i := range is {
 		if err := is[i].containerFits(&must[i], fmt.Sprintf("%s.containers[%d]", podSpec, i), memory); err != nil {
 			return err
 		}
-	}
-	switch {
-	case !memory:
-		return nil
-	case p.Class != was.Class:
-		return differ(podSpec+".runtimeClassName", p.Class, was.Class)
-	case len(p.Sidecars) > 0 && p.SidecarRestart() != was.SidecarRestart(): // by the agents, in the memory
-		return differ(podSpec+".restartPolicy", p.Restart, was.Restart)
 	}
 	return nil
 }
