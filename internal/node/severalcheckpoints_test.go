@@ -149,6 +149,11 @@ func severalForkOfFork(t *testing.T, n *Node, at *program) {
 	must(t, n.DropCheckpoint(t.Context(), again.Checkpoint))
 }
 
+// A container may have the name of another with the suffix of what is incomplete.
+func alike(s *agents.Sandbox) {
+	pod(s).Containers = append(pod(s).Containers, corev1.Container{Name: "counter-part", Image: testImage, Command: []string{"/bin/sh", "-c", "while true; do sleep 1000; done"}})
+}
+
 // Without memory, all containers start again from their files.
 func TestSeveralCaptureFilesOnly(t *testing.T) {
 	t.Parallel()
@@ -157,7 +162,7 @@ func TestSeveralCaptureFilesOnly(t *testing.T) {
 	scratch := func(s *agents.Sandbox) { // is left out
 		s.Spec.PodTemplate.ObjectMeta.Annotations = map[string]string{agents.AnnotationTransientVolumes: "work"}
 	}
-	s := object(counts, counter, scratch)
+	s := object(counts, counter, alike, scratch)
 	ensure(t, n, s)
 	run(t, n, s, "echo 1 > /data/f; echo 2 > /disk/f; echo 3 > /mem/f; echo 4 > /root/f")
 	inSidecar(t, n, s, "counter", "echo 5 > /only; echo 6 > /work/f; busybox rm /etc/group")
