@@ -25,7 +25,7 @@ spec:
       - {name: main, image: "barchan.local/base:latest", command: [sleep, infinity], volumeMounts: [{name: shared, mountPath: /shared}]}
       - name: beside
         image: barchan.local/base:latest
-        command: [sh, -c, 'n=$(od -An -N4 -tu4 /dev/urandom); echo number $n of $(hostname); while :; do echo $$ $n > /shared/new; mv /shared/new /shared/number; sleep 0.05; done']
+        command: [sh, -c, 'n=$(od -An -N4 -tu4 /dev/urandom); echo number $n of $(hostname); echo volume > /own/kept; i=0; while :; do i=$((i+1)); echo $$ $n $i > /shared/new; mv /shared/new /shared/number; sleep 0.05; done']
         volumeMounts: [{name: shared, mountPath: /shared}, {name: own, mountPath: /own}]
       volumes:
       - {name: shared, emptyDir: {}}
@@ -33,15 +33,17 @@ spec:
 ---
 `
 
-// numberBeside is the current output of the program beside the first one.
+// numberBeside is the output of the program beside the first one, without its count, which must change.
 func (s *server) numberBeside(id string) (number string) {
 	s.t.Helper()
-	s.exec(id, "rm -f /shared/number")
+	before := s.exec(id, "cat /shared/number 2>/dev/null || true")
 	eventually.NoError(s.t, "the program beside the first of "+id, func() error {
-		if number = s.exec(id, "cat /shared/number 2>/dev/null || true"); len(strings.Fields(number)) != 2 {
-			return fmt.Errorf("%q", number)
+		now := s.exec(id, "cat /shared/number 2>/dev/null || true")
+		if fields := strings.Fields(now); len(fields) == 3 && now != before {
+			number = strings.Join(fields[:2], " ")
+			return nil
 		}
-		return nil
+		return fmt.Errorf("%q, before %q", now, before)
 	})
 	return number
 }
@@ -64,7 +66,7 @@ func testSnapshotOfSeveral(t *testing.T, s *server) {
 	id := s.create(s.localKey(), "duo")
 	s.exec(id, startNumber)
 	s.exec(id, "echo first > /home/user/kept")
-	s.inBeside(id, "echo second > /tmp/kept; echo volume > /own/kept")
+	s.inBeside(id, "echo second > /tmp/kept")
 	first, second := s.number(id), s.numberBeside(id)
 	same := func(of string) {
 		t.Helper()
@@ -86,14 +88,14 @@ func testSnapshotOfSeveral(t *testing.T, s *server) {
 	forks := strings.Fields(s.data("fork", id, "--count", "2"))
 	for _, of := range append(forks, strings.TrimSpace(s.data("run", "--from", snap, "--keep"))) {
 		same(of)
-		s.inBeside(of, "echo changed > /tmp/kept; echo changed > /own/kept")
+		s.inBeside(of, "echo changed > /tmp/kept")
 		s.must("kill", of)
 	}
 	same(id)
 	if out, err := s.try("snapshot", "export", snap, filepath.Join(t.TempDir(), "duo.tar")); exitCode(err) != 1 || !strings.Contains(out, "2 containers") {
 		t.Errorf("snapshot export = %v\n%s", err, out)
 	}
-	uid := s.mustKubectl("", "get", "checkpoints", "-o", "jsonpath={.items[0].metadata.uid}")
+	uid := s.mustKubectl("", "get", "checkpoint", strings.ReplaceAll(snap, ":", "-"), "-o", "jsonpath={.metadata.uid}")
 	pages := filepath.Join(s.value("BARCHAN_DATA_DIR"), "node", "checkpoints", uid, "memory", "pages.img")
 	flipMiddle(t, pages)
 	if status, out, _ := s.createFrom(s.localKey(), map[string]any{"templateID": snap}); status == http.StatusCreated || !strings.Contains(out, "damaged") {
@@ -111,7 +113,7 @@ func testSnapshotOfSeveral(t *testing.T, s *server) {
 
 // testWarmUpOfSeveral: members of a pool have the memory of all containers of their seed.
 func testWarmUpOfSeveral(t *testing.T, s *server) {
-	const warmUp = "barchan: {sandbox: {warmUp: {command: [sh, -c, 'until cat /shared/number > /tmp/warmed; do sleep 0.1; done']}}}"
+	const warmUp = "barchan: {sandbox: {warmUp: {command: [sh, -c, 'until cut -d" " -f1,2 /shared/number > /tmp/warmed; do sleep 0.1; done']}}}"
 	s.apply(fmt.Sprintf(severalTemplate, "warm-duo", warmUp) + fmt.Sprintf(fixturePool, "warm-duo", 2, "warm-duo"))
 	s.mustKubectl("", "wait", "sandboxwarmpool/warm-duo", "--for=jsonpath={.status.readyReplicas}=2", patience)
 	var seen []string
