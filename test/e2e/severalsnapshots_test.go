@@ -113,7 +113,7 @@ func testSnapshotOfSeveral(t *testing.T, s *server) {
 
 // testWarmUpOfSeveral: members of a pool have the memory of all containers of their seed.
 func testWarmUpOfSeveral(t *testing.T, s *server) {
-	const warmUp = "barchan: {sandbox: {warmUp: {command: [sh, -c, 'until cut -d" " -f1,2 /shared/number > /tmp/warmed; do sleep 0.1; done']}}}"
+	const warmUp = `barchan: {sandbox: {warmUp: {command: [sh, -c, 'until cut -d" " -f1,2 /shared/number > /tmp/warmed; do sleep 0.1; done']}}}`
 	s.apply(fmt.Sprintf(severalTemplate, "warm-duo", warmUp) + fmt.Sprintf(fixturePool, "warm-duo", 2, "warm-duo"))
 	s.mustKubectl("", "wait", "sandboxwarmpool/warm-duo", "--for=jsonpath={.status.readyReplicas}=2", patience)
 	var seen []string
