@@ -166,10 +166,8 @@ func standIn(b *testing.B, n *Node) {
 	u := n.handles.Of(refOf(s))
 	p, err := n.planOf(s)
 	must(b, err)
-	image, err := n.host.FindImage(b.Context(), &p, nil)
-	must(b, err)
-	w := n.host.Operation(&journal.Row{Stage: journal.Making, Plan: p, Digest: image.Digest})
-	w.Image = image
+	w := n.host.Operation(&journal.Row{Stage: journal.Making, Plan: p})
+	must(b, w.FindImage(b.Context()))
 	must(b, n.handles.Note(u, w.Row, journal.Making))
 	for _, name := range []string{"address", "network", "snapshot", "mount", "bundle", "record", "hold"} {
 		must(b, w.DoStep(b.Context(), name))

@@ -273,7 +273,7 @@ func TestFailureOfACaptureStep(t *testing.T) {
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)
-	s := object(counts)
+	s := object(counts, counter)
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	for _, kind := range []string{"memory", "files", "disk"} {
@@ -316,7 +316,7 @@ func TestDeathAfterEachCaptureStep(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
-	s := object(counts)
+	s := object(counts, counter)
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	stop()

@@ -68,7 +68,7 @@ func showsUnread(t *testing.T, n *Node, s *agents.Sandbox, captures [5]sandbox.C
 			t.Errorf("%s: %v", ref.Name, err)
 		}
 	}
-	must(t, n.cfg.Containerd.RemoveCommitted(t.Context(), checkpoint.Snapshot(captures[3].Checkpoint.UID)))
+	must(t, n.cfg.Containerd.RemoveCommitted(t.Context(), checkpoint.Snapshot(captures[3].Checkpoint.UID, "")))
 	for _, ask := range captures[2:4] {
 		if _, err := n.Ensure(t.Context(), forkOf(s, ask)); !errors.Is(err, errs.ErrNotFound) {
 			t.Errorf("made of one that is gone, or of files that are: %v", err)

@@ -119,22 +119,18 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 		return u.Observed(), err
 	}
 	defer from.Close()
-	image, err := n.imageFor(ctx, &p, from)
-	if err != nil {
+	w := n.host.Operation(&journal.Row{Stage: journal.Making, Plan: p})
+	w.Began(began)
+	w.Origin, w.Initializing = from, n.initializing(p.Ref)
+	w.Pulling = func() func(ctrd.Progress) { return n.pullReports(p.Ref) }
+	if err := n.findImage(ctx, w); err != nil {
 		return u.Observed(), err
 	}
 	n.observeStep(p.Class, "image", time.Since(began))
-	size, err := n.diskOf(&p)
-	if err != nil {
+	w.Record("image", began)
+	if w.Row.Disk, err = n.diskOf(&p); err != nil {
 		return u.Observed(), err
 	}
-	w := n.host.Operation(&journal.Row{
-		Stage: journal.Making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: plan.RunOf(image), Disk: size,
-	})
-	w.Began(began)
-	w.Record("image", began)
-	w.Image, w.Origin, w.Initializing = image, from, n.initializing(p.Ref)
-	w.Pulling = func() func(ctrd.Progress) { return n.pullReports(p.Ref) }
 	if err := w.Resolve(ctx); err != nil { // before anything changes: it may be missing for long
 		return u.Observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
 	}

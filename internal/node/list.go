@@ -19,7 +19,7 @@ const (
 	diskRest  = 10
 )
 
-// DiskUsed returns the bytes that a sandbox has written to its root file system, up to some seconds old. One that is not on
+// DiskUsed returns the bytes that a sandbox has written to the roots of its containers, up to some seconds old. One that is not on
 // the node is an errs.ErrNotFound.
 func (n *Node) DiskUsed(ctx context.Context, ref sandbox.Ref) (int64, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
@@ -41,7 +41,7 @@ func (n *Node) DiskUsed(ctx context.Context, ref sandbox.Ref) (int64, error) {
 	}
 	_, err, _ := n.measuring.Do(string(u.ID), func() (any, error) {
 		began := time.Now()
-		bytes, err := n.cfg.Containerd.SnapshotUsage(context.WithoutCancel(ctx), string(u.ID)) // it has its own timeout
+		bytes, err := n.host.DiskUsed(context.WithoutCancel(ctx), r) // it has its own timeout
 		if err == nil {
 			u.SetDiskUse(registry.DiskUse{Bytes: bytes, Until: time.Now().Add(max(diskFresh, diskRest*time.Since(began)))})
 		}

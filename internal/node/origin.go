@@ -100,21 +100,9 @@ func (n *Node) pullReports(ref sandbox.Ref) func(ctrd.Progress) {
 
 func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
-// imageFor returns the image of a new sandbox: that of its checkpoint if both name the same, even if the name now belongs to
-// another image.
-func (n *Node) imageFor(ctx context.Context, p *plan.Plan, o *checkpoint.Origin) (_ ctrd.Image, err error) {
+// findImage finds the image of the first container of a new sandbox.
+func (n *Node) findImage(ctx context.Context, w *operation.Operation) (err error) {
 	ctx, end := telemetry.StartSpan(ctx, "step image")
 	defer func() { end(err) }()
-	if o == nil {
-		return n.host.FindImage(ctx, p, n.pullReports(p.Ref))
-	}
-	if o.ImageRun != nil && p.Image == o.Plan.Image {
-		return o.Image(), nil
-	}
-	image, err := n.host.FindImage(ctx, p, n.pullReports(p.Ref))
-	if err == nil && image.Digest != o.Digest {
-		err = fmt.Errorf("spec.podTemplate.spec.containers[0].image: %q is %s here, the checkpoint's is %q, %s: %w",
-			p.Image, image.Digest, o.Plan.Image, o.Digest, errs.ErrInvalid)
-	}
-	return image, err
+	return w.FindImage(ctx)
 }

@@ -8,11 +8,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/operation"
@@ -99,10 +97,6 @@ func TestSidecars(t *testing.T) { //nolint:gocyclo // one story
 	if now := n.handles.Lookup(s.UID).Row().Process; now != was {
 		t.Errorf("process %v, was %v", now, was)
 	}
-	_, err := n.Capture(t.Context(), sandbox.Capture{Source: refOf(s), Checkpoint: sandbox.CheckpointRef{Namespace: "default", Name: "c", UID: types.UID("9c5b94b1-35ad-49bb-b118-8e8fc24abf80")}})
-	if !errors.Is(err, errs.ErrInvalid) {
-		t.Errorf("capture: %v", err)
-	}
 
 	for range 2 { // the memory of all containers
 		beat := inSidecar(t, n, s, "web", "echo $$")
@@ -118,7 +112,7 @@ func TestSidecars(t *testing.T) { //nolint:gocyclo // one story
 		}
 		checkSidecars(t, n, s)
 	}
-	_, err = n.Suspend(t.Context(), refOf(s), agents.SuspendFiles)
+	_, err := n.Suspend(t.Context(), refOf(s), agents.SuspendFiles)
 	must(t, err)
 	resume(t, n, s)
 	eventually.True(t, "web is ready after a start from files", func() bool { return sidecarOf(n, s, "web").Ready })
@@ -164,10 +158,7 @@ func TestSidecarRefusals(t *testing.T) {
 		"class runc": {class("runc"), "containers[1]"},
 		"image":      {func(s *agents.Sandbox) { pod(s).Containers[1].Image = "barchan.local/none:latest" }, "container web"},
 		"no program": {func(s *agents.Sandbox) { pod(s).Containers[1].Command = nil }, "container web: it has no command"},
-		"warmUp": {func(s *agents.Sandbox) {
-			s.Spec.Barchan = &agents.BarchanSpec{WarmUp: &agents.WarmUp{Command: []string{"true"}}}
-		}, "spec.barchan.warmUp"},
-		"name": {func(s *agents.Sandbox) { pod(s).Containers[1].Name = "main" }, "containers[1].name"},
+		"name":       {func(s *agents.Sandbox) { pod(s).Containers[1].Name = "main" }, "containers[1].name"},
 	} {
 		s := object(withSidecars, c.change)
 		if _, err := n.Ensure(t.Context(), s); err == nil || !strings.Contains(err.Error(), c.want) {

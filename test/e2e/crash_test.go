@@ -83,6 +83,12 @@ func matrix() (all []crash) {
 			checkpointobject/dropped checkpointobject/released`},
 		{op: startFromSnapshot, at: "row/making node/snapshot node/verify node/start node/agent row/live create/routed"},
 		{op: forkSandbox, at: "checkpoint/writing checkpoint/ready fork/captured row/making node/verify row/live fork/started"},
+		{op: snapshotOfSeveral, at: "checkpoint/writing node/capture_ahead node/capture_held node/capture_copied node/capture_files checkpoint/ready"},
+		{op: snapshotOfSeveral, at: "node/capture_files", then: "checkpoint/removed checkpoint/gone"},
+		{op: dropSnapshotOfSeveral, at: "checkpoint/dropping checkpoint/removed checkpoint/gone"},
+		{op: forkSeveral, at: "checkpoint/ready row/making node/sidecar_files row/live"},
+		{op: startSeveralFromSnapshot, at: "node/sidecar_files node/start node/agent row/live"},
+		{op: startSeveralFromSnapshot, at: "node/start", then: "undo/start undo/sidecar_files undo/snapshot"},
 		{op: warmUp, at: "node/warmup warmup/seeded warmup/checkpointed warmup/unseeded"},
 		{op: buildTemplate, at: `templatebuild/status templatebuild/status:2 templatebuild/sandbox templatebuild/sandbox:3 templatebuild/packed templatebuild/packed:2 templatebuild/checkpoint
 			templatebuild/checkpoint:3 checkpointobject/intended node/capture_copied checkpointobject/captured templatebuild/template`},

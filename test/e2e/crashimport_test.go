@@ -52,7 +52,7 @@ var (
 
 // departed is a subject of which only an artifact is left.
 func departed(w *fixture) *subject {
-	source := snapshotted(w)
+	source := snapshotted("warm")(w)
 	w.must("checkpoint", "export", strings.ReplaceAll(snapshotOf(source), ":", "-"), w.artifact(source), "--without-image", "--allow-secrets")
 	w.need(dropSubject(w.t.Context(), w, source))
 	killSubject(w, source)

@@ -39,40 +39,30 @@ var (
 		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkResumes(s) }, cleanup: dropAndKill,
 	}
 	dropSnapshot = operation{
-		name: "delete of a snapshot", storeAfter: neverOnDisk, prepare: snapshotted, do: dropSubject,
+		name: "delete of a snapshot", storeAfter: neverOnDisk, prepare: snapshotted("warm"), do: dropSubject,
 		check: func(w *fixture, s *subject) { w.noCheckpoint(); w.checkContinues(s) }, cleanup: killSubject,
 	}
 	startFromSnapshot = operation{
 		name: "create from a snapshot", storeAfter: neverOnDisk,
-		prepare: func(w *fixture) *subject {
-			source := snapshotted(w)
-			killSubject(w, source)
-			return &subject{name: source.name, nonce: source.nonce}
-		},
-		do: func(ctx context.Context, w *fixture, s *subject) error { return createOf(ctx, w, s, snapshotOf(s)) },
-		check: func(w *fixture, s *subject) {
-			if nonce, _ := w.meet(s.id); nonce != s.nonce {
-				w.t.Errorf("sandbox %s returned %s, want %s", s.id, nonce, s.nonce)
-			}
-		}, cleanup: dropAndKill,
+		prepare: snapshotAlone("warm"), do: createFromSnapshot,
+		check: (*fixture).checkNonce, cleanup: dropAndKill,
 	}
-	forkSandbox = operation{
-		name: "fork", storeAfter: neverOnDisk, prepare: claimedSandbox, do: forkSubject,
-		check: func(w *fixture, s *subject) {
-			// A repeated fork request makes further forks.
-			for _, id := range w.subjects() {
-				if id == s.id {
-					continue
-				}
-				if nonce, _ := w.meet(id); nonce != s.nonce {
-					w.t.Errorf("fork %s returned %s, its source returned %s", id, nonce, s.nonce)
-				}
-				w.removeObject(id)
-			}
-			w.checkContinues(s)
-		}, cleanup: dropAndKill,
+	startSeveralFromSnapshot = operation{
+		name: "create of several containers from a snapshot", storeAfter: neverOnDisk,
+		prepare: snapshotAlone("prepared"), do: createFromSnapshot,
+		check: (*fixture).checkNonce, cleanup: dropAndKill,
 	}
-	warmUp = operation{
+	snapshotOfSeveral = operation{
+		name: "snapshot of several containers", storeAfter: neverOnDisk, prepare: claimedFrom("prepared"), do: snapshotSubject,
+		check: func(w *fixture, s *subject) { w.checkSnapshot(s); w.checkContinues(s) }, cleanup: dropAndKill,
+	}
+	dropSnapshotOfSeveral = operation{
+		name: "delete of a snapshot of several containers", storeAfter: neverOnDisk, prepare: snapshotted("prepared"), do: dropSubject,
+		check: func(w *fixture, s *subject) { w.noCheckpoint(); w.checkContinues(s) }, cleanup: killSubject,
+	}
+	forkSandbox = forkOf("fork", "warm")
+	forkSeveral = forkOf("fork of several containers", "prepared")
+	warmUp      = operation{
 		name: "warm-up", storeAfter: neverOnDisk, prepare: newSubjectOf("warmup"), do: warmUpPool,
 		check: func(w *fixture, s *subject) {
 			w.need(createOf(w.t.Context(), w, s, s.name))
@@ -92,6 +82,26 @@ var (
 	}
 )
 
+// forkOf forks a sandbox of a template.
+func forkOf(name, template string) operation {
+	return operation{
+		name: name, storeAfter: neverOnDisk, prepare: claimedFrom(template), do: forkSubject,
+		check: func(w *fixture, s *subject) {
+			// A repeated fork request makes further forks.
+			for _, id := range w.subjects() {
+				if id == s.id {
+					continue
+				}
+				if nonce, _ := w.meetAll(id, s); nonce != s.nonce {
+					w.t.Errorf("fork %s returned %s, its source returned %s", id, nonce, s.nonce)
+				}
+				w.removeObject(id)
+			}
+			w.checkContinues(s)
+		}, cleanup: dropAndKill,
+	}
+}
+
 func snapshotSubject(ctx context.Context, w *fixture, s *subject) error {
 	status, err := w.send(ctx, http.MethodPost, "/sandboxes/"+s.id+"/snapshots", "", map[string]any{"name": snapshotOf(s)}, nil)
 	if status != http.StatusConflict {
@@ -105,10 +115,26 @@ func snapshotSubject(ctx context.Context, w *fixture, s *subject) error {
 	return nil
 }
 
-func snapshotted(w *fixture) *subject {
-	s := claimedSandbox(w)
-	w.need(snapshotSubject(w.t.Context(), w, s))
-	return s
+// snapshotted makes a sandbox of a template, and its snapshot.
+func snapshotted(template string) func(*fixture) *subject {
+	return func(w *fixture) *subject {
+		s := claimedFrom(template)(w)
+		w.need(snapshotSubject(w.t.Context(), w, s))
+		return s
+	}
+}
+
+// snapshotAlone makes a snapshot whose source is gone.
+func snapshotAlone(template string) func(*fixture) *subject {
+	return func(w *fixture) *subject {
+		source := snapshotted(template)(w)
+		killSubject(w, source)
+		return &subject{name: source.name, nonce: source.nonce, several: source.several}
+	}
+}
+
+func createFromSnapshot(ctx context.Context, w *fixture, s *subject) error {
+	return createOf(ctx, w, s, snapshotOf(s))
 }
 
 // dropSubject deletes the snapshot of a subject; a missing one is success.
@@ -210,16 +236,23 @@ func (w *fixture) checkSnapshot(s *subject) {
 	w.t.Helper()
 	x := newSubject("from")
 	eventually.NoError(w.t, "a sandbox starts from "+snapshotOf(s), func() error { return createOf(w.t.Context(), w, x, snapshotOf(s)) })
-	if nonce, _ := w.meet(x.id); nonce != s.nonce {
-		w.t.Errorf("sandbox %s returned %s, want %s", x.id, nonce, s.nonce)
-	}
+	x.nonce, x.several = s.nonce, s.several
+	w.checkNonce(x)
 	killSubject(w, x)
+}
+
+// checkNonce verifies that a subject has the processes of its origin.
+func (w *fixture) checkNonce(s *subject) {
+	w.t.Helper()
+	if nonce, _ := w.meetAll(s.id, s); nonce != s.nonce {
+		w.t.Errorf("sandbox %s returned %s, want %s", s.id, nonce, s.nonce)
+	}
 }
 
 // checkContinues verifies that a subject's processes continue.
 func (w *fixture) checkContinues(s *subject) {
 	w.t.Helper()
-	nonce, served := w.meet(s.id)
+	nonce, served := w.meetAll(s.id, s)
 	if nonce != s.nonce || served <= s.served {
 		w.t.Errorf("sandbox %s returned %s, %d; before: %s, %d", s.id, nonce, served, s.nonce, s.served)
 	}

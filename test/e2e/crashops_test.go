@@ -27,7 +27,9 @@ type subject struct {
 	id     string
 	nonce  string
 	served int
-	hook   *hookReceiver // of a webhook alone
+	// several means that a sidecar has a witness too, whose nonce is part of nonce.
+	several bool
+	hook    *hookReceiver // of a webhook alone
 }
 
 var subjectNumber atomic.Int64
@@ -169,8 +171,9 @@ func claimedFrom(template string) func(*fixture) *subject {
 	return func(w *fixture) *subject {
 		w.t.Helper()
 		s := newSubject(template)
+		s.several = template == "prepared"
 		w.need(create(template)(w.t.Context(), w, s))
-		s.nonce, s.served = w.meet(s.id)
+		s.nonce, s.served = w.meetAll(s.id, s)
 		return s
 	}
 }

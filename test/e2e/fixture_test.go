@@ -53,7 +53,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 `
 
-const witnessPort = 8080
+const (
+	witnessPort = 8080
+	besidePort  = 8090 // of the witness in a sidecar
+)
 
 // fixtureTemplate is a template of sandboxes that run a witness.
 const fixtureTemplate = `
@@ -73,7 +76,7 @@ spec:
 ---
 `
 
-// preparedTemplate has init containers, a sidecar, and a volume of a Secret.
+// preparedTemplate has init containers, a sidecar with a witness of its own, and a volume of a Secret.
 const preparedTemplate = `
 apiVersion: v1
 kind: Secret
@@ -100,7 +103,7 @@ spec:
         volumeMounts: [{name: work, mountPath: /work}]
       - name: beside
         image: ` + baseImage + `
-        command: [sleep, infinity]
+        command: [python3, -c, %s]
         resources: {limits: {memory: 128Mi}}
       volumes:
       - {name: work, emptyDir: {}}
@@ -166,8 +169,9 @@ func newFixtureOf(t *testing.T, bin string) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
+	beside := strings.Replace(string(code), strconv.Itoa(witnessPort), strconv.Itoa(besidePort), 1)
 	s.apply(fmt.Sprintf(fixtureTemplate, "cold", "", code) + fmt.Sprintf(fixtureTemplate, "warm", "", code) + fmt.Sprintf(fixtureTemplate, "rare", "", code) +
-		fmt.Sprintf(fixtureTemplate, "again", "restartPolicy: Always", code) + fmt.Sprintf(preparedTemplate, code) + fmt.Sprintf(fixtureTemplate, "once", "restartPolicy: Never", code) +
+		fmt.Sprintf(fixtureTemplate, "again", "restartPolicy: Always", code) + fmt.Sprintf(preparedTemplate, code, beside) + fmt.Sprintf(fixtureTemplate, "once", "restartPolicy: Never", code) +
 		fmt.Sprintf(fixturePool, "warm-pool", fixtureMembers, "warm") + fmt.Sprintf(fixturePool, "rare-pool", 0, "rare"))
 	w.calm()
 	w.running, w.paused = s.create(w.key, "warm"), s.create(w.key, "cold")
@@ -249,7 +253,11 @@ func (w *fixture) send(ctx context.Context, method, path, idempotency string, bo
 
 // query queries the witness of a sandbox through the gateway.
 func (w *fixture) query(id string) (nonce string, served int, err error) {
-	status, body, err := w.visit(id, witnessPort, "/")
+	return w.queryAt(id, witnessPort)
+}
+
+func (w *fixture) queryAt(id string, port int) (nonce string, served int, err error) {
+	status, body, err := w.visit(id, port, "/")
 	if err != nil {
 		return "", 0, err
 	}
@@ -262,13 +270,26 @@ func (w *fixture) query(id string) (nonce string, served int, err error) {
 }
 
 // meet waits for a witness to answer.
-func (w *fixture) meet(id string) (nonce string, served int) {
+func (w *fixture) meet(id string) (nonce string, served int) { return w.meetAt(id, witnessPort) }
+
+func (w *fixture) meetAt(id string, port int) (nonce string, served int) {
 	w.t.Helper()
-	eventually.NoError(w.t, "the witness of "+id+" answers", func() (err error) {
-		nonce, served, err = w.query(id)
+	eventually.NoError(w.t, fmt.Sprintf("the witness of %s at port %d answers", id, port), func() (err error) {
+		nonce, served, err = w.queryAt(id, port)
 		return err
 	})
 	return nonce, served
+}
+
+// meetAll is meet for a subject's nonces, of one that a sidecar has too.
+func (w *fixture) meetAll(id string, s *subject) (nonces string, served int) {
+	w.t.Helper()
+	nonces, served = w.meet(id)
+	if s.several {
+		beside, _ := w.meetAt(id, besidePort)
+		nonces += " " + beside
+	}
+	return nonces, served
 }
 
 func (w *fixture) pause(id string) {

@@ -152,7 +152,6 @@ func testSidecars(t *testing.T, s *server) {
 	for field, manifest := range map[string]string{
 		"containers[1]":         strings.Replace(sidecarsManifest, "    spec:\n      containers", "    spec:\n      runtimeClassName: runc\n      containers", 1),
 		"shareProcessNamespace": strings.Replace(sidecarsManifest, "    spec:\n      containers", "    spec:\n      shareProcessNamespace: true\n      containers", 1),
-		"spec.barchan.warmUp":   strings.Replace(sidecarsManifest, "spec:\n", "spec:\n  barchan: {warmUp: {command: [\"true\"]}}\n", 1),
 	} {
 		if out, err := s.kubectl(manifest, "apply", "-f", "-"); err == nil || !strings.Contains(out+err.Error(), field) {
 			t.Errorf("%s: %v %s", field, err, out)

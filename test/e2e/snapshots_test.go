@@ -28,6 +28,7 @@ func TestSnapshotsAndForks(t *testing.T) {
 	t.Run("our own fields", func(t *testing.T) { testSnapshotFields(t, s.in(t)) })
 	t.Run("over a restart", func(t *testing.T) { testSnapshotRestart(t, s.in(t)) })
 	t.Run("kubectl", func(t *testing.T) { testSnapshotObjects(t, s.in(t)) })
+	t.Run("several containers", func(t *testing.T) { testSnapshotOfSeveral(t, s.in(t)) })
 	t.Run("damaged memory", func(t *testing.T) { testSnapshotOfDamaged(t, s.in(t)) })
 }
 

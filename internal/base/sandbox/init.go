@@ -104,19 +104,3 @@ func checkInitLimits(c *corev1.Container, spec *corev1.PodSpec, at *field.Path) 
 	}
 	return errs
 }
-
-// CheckKept refuses what needs a checkpoint of a sandbox with several containers, of which there is none yet: a checkpoint has
-// the files of one container. barchan is the path of b.
-func CheckKept(spec *corev1.PodSpec, b *agents.BarchanSpec, barchan *field.Path) (errs field.ErrorList) {
-	if b == nil || len(spec.Containers) < 2 {
-		return nil
-	}
-	const why = "a checkpoint has the files of one container; leave it out with several"
-	if b.WarmUp != nil {
-		errs = append(errs, field.Forbidden(barchan.Child("warmUp"), why))
-	}
-	if b.Restore != nil {
-		errs = append(errs, field.Forbidden(barchan.Child("restore"), why))
-	}
-	return errs
-}

@@ -40,7 +40,6 @@ func (d Host) Admit(_ context.Context, obj, old runtime.Object) field.ErrorList 
 	switch o := obj.(type) {
 	case *agents.Sandbox:
 		errs := append(sandbox.CheckRunnable(&o.Spec.PodTemplate.Spec, pod), sandbox.CheckMounts(&o.Spec.SandboxBlueprint, pod)...)
-		errs = append(errs, sandbox.CheckKept(&o.Spec.PodTemplate.Spec, o.Spec.Barchan, field.NewPath("spec", "barchan"))...)
 		var before *corev1.PodSpec
 		if was, isUpdate := old.(*agents.Sandbox); isUpdate {
 			before = &was.Spec.PodTemplate.Spec
@@ -53,9 +52,6 @@ func (d Host) Admit(_ context.Context, obj, old runtime.Object) field.ErrorList 
 		return errs
 	case *extensions.SandboxTemplate:
 		errs := append(sandbox.CheckRunnable(&o.Spec.PodTemplate.Spec, pod), sandbox.CheckMounts(&o.Spec.SandboxBlueprint, pod)...)
-		if b := o.Spec.Barchan; b != nil {
-			errs = append(errs, sandbox.CheckKept(&o.Spec.PodTemplate.Spec, b.Sandbox, field.NewPath("spec", "barchan", "sandbox"))...)
-		}
 		var before *corev1.PodSpec
 		if was, isUpdate := old.(*extensions.SandboxTemplate); isUpdate {
 			before = &was.Spec.PodTemplate.Spec

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -141,7 +142,7 @@ func (m *Maker) capture(ctx context.Context, k *checkpoint.Handle, ask sandbox.C
 	}
 	p.c = m.newCheckpoint(ctx, ask, r)
 	if p.filesOnly {
-		p.c.Plan.Volumes = plan.Lasting(p.c.Plan.Volumes)
+		p.c.Plan = r.Plan.Lasting()
 	}
 	limited, cancel := context.WithTimeout(ctx, operation.DiskTimeout)
 	defer cancel()
@@ -159,8 +160,6 @@ func capturable(u *registry.Handle, r *journal.Row) error {
 	switch {
 	case u.IsRemoved() || r == nil || u.Observed().State == sandbox.ContainerExited:
 		return fmt.Errorf("sandbox %s/%s is %s: %w", u.Ref.Namespace, u.Ref.Name, u.Observed().State, errs.ErrConflict)
-	case len(r.Plan.Sidecars) > 0:
-		return fmt.Errorf("sandbox %s/%s has several containers, and a checkpoint the files of one; pause it instead: %w", u.Ref.Namespace, u.Ref.Name, errs.ErrInvalid)
 	case r.KeepsClaims():
 		return fmt.Errorf("sandbox %s/%s has only its volumes: %w", u.Ref.Namespace, u.Ref.Name, errs.ErrConflict)
 	case r.Stage == journal.Live || r.Stage == journal.Paused || r.OnDisk():
@@ -173,14 +172,24 @@ func capturable(u *registry.Handle, r *journal.Row) error {
 // newCheckpoint returns the row of a checkpoint before it is made.
 func (m *Maker) newCheckpoint(ctx context.Context, ask sandbox.Capture, r *journal.Row) *checkpoint.Row {
 	c := &checkpoint.Row{
-		Ref: ask.Checkpoint, Plan: r.Plan, Digest: r.Digest, ImageEnv: r.ImageEnv, ImageRun: r.ImageRun, Program: r.Program, Created: time.Now().UTC(),
+		Ref: ask.Checkpoint, Plan: r.Plan, Images: r.Images, Program: r.Program, Created: time.Now().UTC(),
 	}
-	if c.ImageRun == nil { // older rows lack it
-		if img, err := m.cfg.Containerd.Resolve(ctx, r.Plan.Image); err == nil && img.Digest == r.Digest {
-			c.ImageRun = plan.RunOf(img)
-		}
+	c.ContainerImage = m.known(ctx, r.Plan.Image, c.ContainerImage)
+	c.Sidecars = maps.Clone(c.Sidecars)
+	for _, of := range r.Plan.Sidecars {
+		c.Sidecars[of.Name] = m.known(ctx, of.Image, c.Sidecars[of.Name])
 	}
 	return c
+}
+
+// known adds the configuration of an image that an older row lacks, if its name still refers to it.
+func (m *Maker) known(ctx context.Context, ref string, was plan.ContainerImage) plan.ContainerImage {
+	if was.ImageRun == nil {
+		if img, err := m.cfg.Containerd.Resolve(ctx, ref); err == nil && img.Digest == was.Digest {
+			was.ImageRun = plan.RecordOf(img).ImageRun
+		}
+	}
+	return was
 }
 
 // undo removes the checkpoint. The source runs already, or is about to: see whilePaused.

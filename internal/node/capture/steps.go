@@ -33,7 +33,7 @@ type work struct {
 	// filesOnly leaves out the memory.
 	filesOnly bool
 
-	files   *ctrd.SnapshotCopy
+	files   []*ctrd.SnapshotCopy // of each container
 	volumes []*filetree.Copy
 	durable errgroup.Group // syncs the files while the source runs
 }
@@ -84,13 +84,13 @@ func (p *work) do(ctx context.Context) (err error) {
 	return p.After("capture_ready")
 }
 
-// end closes the copy, and unmounts the disks of a source on disk, which were mounted for it.
+// end closes the copies, and unmounts the disks of a source on disk, which were mounted for it.
 func (p *work) end(ctx context.Context) (err error) {
 	if p.Row.OnDisk() {
 		err = p.m.cfg.Host.Disks(p.Row).Unmount()
 	}
-	if p.files != nil {
-		err = errors.Join(err, p.files.Close(ctx))
+	for _, files := range p.files {
+		err = errors.Join(err, files.Close(ctx))
 	}
 	return err
 }
@@ -106,24 +106,16 @@ func (p *work) begin(ctx context.Context) (err error) {
 			return fmt.Errorf("keep the agent: %w", err)
 		}
 	}
-	disks, from := p.m.cfg.Host.Disks(p.Row), ""
-	if root := disks.Writes(""); root != "" {
-		from = ctrd.UpperIn(root)
-	}
-	if err := disks.Mount(ctx); err != nil { // of a source on disk it is not
+	if err := p.m.cfg.Host.Disks(p.Row).Mount(ctx); err != nil { // of a source on disk it is not
 		return err
 	}
-	if p.files, err = p.m.cfg.Containerd.BeginCopy(ctx, p.ID(), from, checkpoint.Snapshot(p.c.Ref.UID)); err != nil {
-		return err
-	}
-	made := map[string]bool{}
-	for _, v := range p.c.Plan.Volumes {
-		rel := v.DataPath()
-		if rel == "" || made[rel] {
-			continue
+	for _, name := range p.c.Plan.Names() {
+		if err := p.beginFiles(ctx, name); err != nil {
+			return err
 		}
-		made[rel] = true
-		to := filepath.Join(dir, "volumes", rel)
+	}
+	for _, v := range p.c.Plan.DataVolumes() {
+		to := filepath.Join(dir, "volumes", v.DataPath())
 		if err := os.MkdirAll(to, 0o700); err != nil {
 			return fmt.Errorf("make directory of a volume: %w", err)
 		}
@@ -132,8 +124,10 @@ func (p *work) begin(ctx context.Context) (err error) {
 	if p.Row.Stage != journal.Live {
 		return nil
 	}
-	if err := p.files.PreCopy(ctx); err != nil {
-		return err
+	for _, files := range p.files {
+		if err := files.PreCopy(ctx); err != nil {
+			return err
+		}
 	}
 	for _, v := range p.volumes {
 		if err := v.PreCopy(ctx); err != nil {
@@ -143,7 +137,20 @@ func (p *work) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// keepAgent keeps the agent program of the source, because the memory needs exactly that one.
+// beginFiles begins the copy of the files of a container.
+func (p *work) beginFiles(ctx context.Context, name string) error {
+	part, from := ctrd.ContainerPart(name), ""
+	if root := p.m.cfg.Host.Disks(p.Row).Writes(part); root != "" {
+		from = ctrd.UpperIn(root)
+	}
+	files, err := p.m.cfg.Containerd.BeginCopy(ctx, ctrd.PartKey(p.ID(), part), from, checkpoint.Snapshot(p.c.Ref.UID, name))
+	if err == nil {
+		p.files = append(p.files, files)
+	}
+	return err
+}
+
+// keepAgent keeps the agent program of the source, because the memory needs exactly that one. All containers have the same.
 func (p *work) keepAgent() error {
 	from, to := p.Path(filepath.Join("agent", filepath.Base(oci.AgentPath))), p.m.cfg.Checkpoints.AgentFile(p.c.Ref.UID)
 	if err := os.Link(from, to); !isOtherDisk(err) {
@@ -159,8 +166,10 @@ func (p *work) keepAgent() error {
 // copy copies the files of a paused source, and starts to sync them.
 func (p *work) copy(ctx context.Context) error {
 	p.c.Created, p.c.Exit = time.Now().UTC(), p.u.Observed().EntrypointExit
-	if err := p.files.FinalCopy(ctx); err != nil {
-		return err
+	for _, files := range p.files {
+		if err := files.FinalCopy(ctx); err != nil {
+			return err
+		}
 	}
 	for _, v := range p.volumes {
 		if err := v.FinalCopy(ctx); err != nil {
@@ -176,11 +185,13 @@ func (p *work) copy(ctx context.Context) error {
 
 // keepFiles syncs the copies and measures them.
 func (p *work) keepFiles(ctx context.Context) error {
-	one, err := p.files.Commit(ctx)
-	if err != nil {
-		return err
+	for _, files := range p.files {
+		one, err := files.Commit(ctx)
+		if err != nil {
+			return err
+		}
+		p.c.FilesSize += one.Size
 	}
-	p.c.FilesSize = one.Size
 	if len(p.volumes) == 0 {
 		return durable.SyncDirs(p.m.cfg.Checkpoints.Dir(p.c.Ref.UID), p.m.cfg.Checkpoints.Root())
 	}

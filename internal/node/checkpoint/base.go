@@ -34,10 +34,10 @@ func (s *Store) dropBase(ctx context.Context, k *Handle) error {
 	return s.cfg.Containerd.RemoveImageOf(ctx, c.Base.Ref, digest.Digest(c.Base.Digest))
 }
 
-// OfImage returns the checkpoints, except one, made from the image of a digest.
+// OfImage returns the checkpoints, except one, with a container of the image of a digest.
 func (s *Store) OfImage(digest string, but *Handle) (refs []sandbox.CheckpointRef) {
 	for _, k := range s.All() {
-		if c := k.Row(); k != but && c != nil && (c.Digest == digest || (c.Base != nil && c.Base.Digest == digest)) {
+		if c := k.Row(); k != but && c != nil && (c.Uses(digest) || (c.Base != nil && c.Base.Digest == digest)) {
 			refs = append(refs, c.Ref)
 		}
 	}

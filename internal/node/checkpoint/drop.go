@@ -85,12 +85,33 @@ func (s *Store) drop(ctx context.Context, k *Handle) error {
 	return s.Erase(limited, k)
 }
 
-func (s *Store) removeData(ctx context.Context, uid types.UID) error {
-	failures := []error{memimage.Remove(s.MemoryDir(uid)), s.cfg.Containerd.RemoveCopy(ctx, Snapshot(uid))}
+// removeData removes the data of a checkpoint with containers of these names. Without names it removes those that it finds.
+func (s *Store) removeData(ctx context.Context, uid types.UID, names []string) (err error) {
+	if names == nil {
+		if names, err = s.committed(ctx, uid); err != nil {
+			return err
+		}
+	}
+	failures := []error{memimage.Remove(s.MemoryDir(uid))}
+	for _, name := range names {
+		failures = append(failures, s.cfg.Containerd.RemoveCopy(ctx, Snapshot(uid, name)))
+	}
 	if err := volumetree.RemoveAll(ctx, s.Dir(uid)); err != nil {
 		failures = append(failures, fmt.Errorf("remove files of a checkpoint: %w", err))
 	}
 	return errors.Join(failures...)
+}
+
+// committed returns the names of the containers whose files were committed, besides the first one's.
+func (s *Store) committed(ctx context.Context, uid types.UID) (names []string, err error) {
+	all, err := s.cfg.Containerd.Committed(ctx)
+	names = []string{""}
+	for _, one := range all {
+		if name, ok := strings.CutPrefix(one.Name, Snapshot(uid, "")+"/"); ok {
+			names = append(names, name)
+		}
+	}
+	return names, err
 }
 
 // LoadLogged reads all rows, and logs unreadable ones.
@@ -159,17 +180,18 @@ func (s *Store) Orphans(ctx context.Context) (orphans map[types.UID][]string, in
 		}
 	}
 	for uid, c := range rows {
-		if c.Stage == Ready && has[uid] < 2 {
+		if c.Stage == Ready && has[uid] < 1+len(c.Plan.Names()) {
 			incomplete = append(incomplete, fmt.Sprintf("checkpoint %s/%s (%s), with missing files", c.Ref.Namespace, c.Ref.Name, uid))
 		}
 	}
 	return orphans, incomplete, nil
 }
 
-// piece is data of a checkpoint, named for operators. Every checkpoint has the two of always.
+// piece is data of a checkpoint, named for operators. Every checkpoint has a directory, and a snapshot for each container.
 type piece struct {
-	uid    types.UID
-	name   string
+	uid  types.UID
+	name string
+	// always is false for data that not every checkpoint has.
 	always bool
 }
 
@@ -187,6 +209,7 @@ func (s *Store) pieces(ctx context.Context) (all []piece, err error) {
 	failures = append(failures, err)
 	for _, one := range committed {
 		if uid, ok := strings.CutPrefix(one.Name, prefix); ok {
+			uid, _, _ = strings.Cut(uid, "/")
 			all = append(all, piece{types.UID(uid), "checkpoint snapshot " + one.Name, true})
 		}
 	}
@@ -210,7 +233,7 @@ func (s *Store) dropStray(ctx context.Context) error {
 			failures = append(failures, err)
 			continue
 		}
-		failures = append(failures, s.removeData(ctx, uid))
+		failures = append(failures, s.removeData(ctx, uid, nil))
 	}
 	for _, what := range incomplete {
 		s.cfg.Log.ErrorContext(ctx, "checkpoint has missing files", "what", what)

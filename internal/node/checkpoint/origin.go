@@ -7,16 +7,7 @@ import (
 	"sync"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/node/ctrd"
 )
-
-// Image is the image of a checkpoint, whatever its name refers to now.
-func (c *Row) Image() ctrd.Image {
-	img := ctrd.Image{Ref: c.ImageRun.Ref, Digest: c.Digest}
-	img.Config.Env, img.Config.Entrypoint, img.Config.Cmd = c.ImageEnv, c.ImageRun.Entrypoint, c.ImageRun.Cmd
-	img.Config.WorkingDir, img.Config.User = c.ImageRun.Workdir, c.ImageRun.User
-	return img
-}
 
 // Origin is the checkpoint that a sandbox is being created from. It is not removed before release.
 type Origin struct {

@@ -38,7 +38,8 @@ import (
 //	<DataDir>/checkpoints/<UID>/memory    the image of the memory, if it has one; encrypted, it is in a directory of package memstore
 //	<DataDir>/checkpoints/<UID>/agent     the agent running in it, if it has one
 //	<DataDir>/checkpoints/<UID>/volumes   the content of the sandbox's volumes
-//	snapshot checkpoint-<UID>             the writes to the sandbox's copy of its image
+//	snapshot checkpoint-<UID>             the writes to the first container's copy of its image
+//	snapshot checkpoint-<UID>/<name>      those to the copy of another container
 //
 // The row is written first and deleted last:
 //
@@ -71,15 +72,13 @@ type Row struct {
 	Stage Stage                 `json:"stage"`
 	Ref   sandbox.CheckpointRef `json:"ref"`
 	// Plan is the source's.
-	Plan   plan.Plan `json:"plan"`
-	Digest string    `json:"digest"`
-	// ImageEnv, ImageRun and Program are those of the source's row.
-	ImageEnv []string       `json:"imageEnv,omitzero"`
-	ImageRun *plan.ImageRun `json:"imageRun,omitempty"`
-	Program  bool           `json:"program,omitempty"`
+	Plan plan.Plan `json:"plan"`
+	// Images and Program are those of the source's row.
+	plan.Images
+	Program bool `json:"program,omitempty"`
 	// Memory is nil for files only.
 	Memory *Memory `json:"memory,omitempty"`
-	// FilesSize is bytes beyond the image, of volumes too.
+	// FilesSize is bytes beyond the images, of all containers and of volumes.
 	FilesSize int64 `json:"filesSize"`
 	// Base is the image being imported; nil once the checkpoint is ready, and if the image was here.
 	Base *Base `json:"base,omitempty"`
@@ -131,8 +130,13 @@ func (s *Store) AgentFile(uid types.UID) string {
 // prefix begins the names of checkpoints' snapshots.
 const prefix = "checkpoint-"
 
-// Snapshot is the name of a checkpoint's containerd snapshot.
-func Snapshot(uid types.UID) string { return prefix + string(uid) }
+// Snapshot is the name of a checkpoint's containerd snapshot with the files of a container, whose name is empty for the first.
+func Snapshot(uid types.UID, name string) string {
+	if name == "" {
+		return prefix + string(uid)
+	}
+	return prefix + string(uid) + "/" + name // a UID has no slash
+}
 
 // CheckRef refuses a UID that cannot be a name on the host.
 func CheckRef(ref sandbox.CheckpointRef) error {
@@ -393,7 +397,11 @@ func (s *Store) Move(k *Handle, c *Row, to Stage) error {
 
 // Erase removes a checkpoint with all its data, its row last. It may be repeated.
 func (s *Store) Erase(ctx context.Context, k *Handle) error {
-	if err := errors.Join(s.removeData(ctx, k.ref.UID), s.dropBase(ctx, k)); err != nil {
+	var names []string // of an unreadable row, only what is committed can be found
+	if c := k.Row(); c != nil {
+		names = c.Plan.Names()
+	}
+	if err := errors.Join(s.removeData(ctx, k.ref.UID, names), s.dropBase(ctx, k)); err != nil {
 		return errs.Retryable(err)
 	}
 	failpoint.Reach("checkpoint/removed")

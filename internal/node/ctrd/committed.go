@@ -24,8 +24,9 @@ const labelCommitted = "barchan.dev/committed"
 // the kernel mounts at most 500 layers.
 const MaxDepth = 64
 
-// partSuffix marks the keys of incomplete committed snapshots.
-const partSuffix = "-part"
+// partSuffix marks the keys of incomplete committed snapshots. Names of containers, with which those of checkpoints end, have no
+// dot.
+const partSuffix = ".part"
 
 // partTime is how long a lease keeps an incomplete one from collection.
 const partTime = 6 * time.Hour

@@ -35,8 +35,21 @@ const (
 	SidecarPart = "sidecar-"
 )
 
-// PartKey is the key of the snapshot of a part of a sandbox.
-func PartKey(id, part string) string { return id + "-" + part }
+// ContainerPart is the part of a container, whose name is empty for the first.
+func ContainerPart(name string) string {
+	if name == "" {
+		return ""
+	}
+	return SidecarPart + name
+}
+
+// PartKey is the key of the snapshot of a part of a sandbox, which is empty for that of its first container.
+func PartKey(id, part string) string {
+	if part == "" {
+		return id
+	}
+	return id + "-" + part
+}
 
 // SandboxOf is the ID of the sandbox that a snapshot belongs to, and the part, empty for its first container.
 func SandboxOf(key string) (id, part string) {

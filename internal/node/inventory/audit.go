@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
 // Audit lists resources of the instance without a sandbox in the journal, one line each; none is expected. Operations
@@ -63,16 +64,18 @@ func (s *Scanner) Processes(known map[string]bool) (left []string, err error) {
 		ours := slices.ContainsFunc(s.RuntimeRoots, func(root string) bool {
 			return slices.Contains(words, root) || slices.Contains(words, "--root="+root)
 		})
-		if ours && !slices.ContainsFunc(words, func(w string) bool { return known[w] }) {
+		if ours && !slices.ContainsFunc(words, func(w string) bool { return known[oci.SandboxOf(w)] }) {
 			left = append(left, fmt.Sprintf("process %s %s", pid, strings.Join(words, " ")))
 		}
 	})
 	return left, err
 }
 
-// HasProcesses reports whether a process has the ID of a sandbox on its command line.
+// HasProcesses reports whether a process has the ID of a sandbox, or of a container in it, on its command line.
 func HasProcesses(id string) (found bool, err error) {
-	err = eachCommand(func(_ string, words []string) { found = found || slices.Contains(words, id) })
+	err = eachCommand(func(_ string, words []string) {
+		found = found || slices.ContainsFunc(words, func(w string) bool { return oci.SandboxOf(w) == id })
+	})
 	return found, err
 }
 

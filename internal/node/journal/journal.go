@@ -78,20 +78,14 @@ func (s Stage) Begun() bool { return s != Making && s != Removing }
 // Row is the journal's row of a sandbox: enough to undo every step, and to manage the running sandbox without
 // other data.
 type Row struct {
-	Stage     Stage             `json:"stage"`
-	Plan      plan.Plan         `json:"plan"`
-	Digest    string            `json:"digest,omitempty"`
+	Stage Stage     `json:"stage"`
+	Plan  plan.Plan `json:"plan"`
+	plan.Images
 	Address   netip.Addr        `json:"address,omitzero"`
 	Process   lifecycle.Process `json:"process,omitzero"`
 	StartedAt time.Time         `json:"startedAt,omitzero"`
 	// Disk bounds the bytes of its files; zero: nothing does, as in older rows.
 	Disk int64 `json:"diskBytes,omitempty"`
-	// ImageEnv is the image's environment, the base of the plan's. Nil means unknown, as in older rows.
-	ImageEnv []string `json:"imageEnv,omitzero"`
-	// ImageRun is the image's other configuration of programs; nil as ImageEnv is.
-	ImageRun *plan.ImageRun `json:"imageRun,omitempty"`
-	// Sidecars are the images of the plan's sidecars, by name.
-	Sidecars map[string]Sidecar `json:"sidecars,omitempty"`
 	// Warmed means that the plan's warm-up has run.
 	Warmed bool `json:"warmed,omitempty"`
 	// Program means that the template or the image has its own program.
@@ -112,12 +106,6 @@ type Row struct {
 	// Exit and Why describe its end.
 	Exit *int32 `json:"exit,omitempty"`
 	Why  string `json:"why,omitempty"`
-}
-
-// Sidecar is the image of a sidecar: its digest and environment.
-type Sidecar struct {
-	Digest   string   `json:"digest"`
-	ImageEnv []string `json:"imageEnv"`
 }
 
 var sandboxesBucket = []byte("sandboxes")
@@ -226,16 +214,6 @@ func decodeRow(key, value []byte) (*Row, error) {
 		return nil, fmt.Errorf("a sandbox of stage %s has the address %s", r.Stage, r.Address)
 	}
 	return r, nil
-}
-
-// Uses reports whether a container of the sandbox has the image of a digest.
-func (r *Row) Uses(digest string) bool {
-	for _, c := range r.Sidecars {
-		if c.Digest == digest {
-			return true
-		}
-	}
-	return r.Digest == digest
 }
 
 // KeepsMemory reports whether a paused sandbox has memory to resume from.

@@ -111,6 +111,9 @@ func sharedSource(name string) string { return "/barchan-shared/" + name }
 // takes a prefix for the whole.
 func ContainerID(sandbox, name string) string { return name + "." + sandbox }
 
+// SandboxOf is the ID of the sandbox of a container, whose ID may be that of the first one.
+func SandboxOf(container string) string { return container[strings.LastIndexByte(container, '.')+1:] }
+
 // DefaultCapabilities are the capabilities of a sandbox's root within it.
 func DefaultCapabilities() []string {
 	return []string{

@@ -136,8 +136,8 @@ func (h *Host) sandboxResolvers() []netip.Addr {
 	return all
 }
 
-// FindImage finds the image, and pulls it as its policy requires. progress receives the steps of a pull; nil: none.
-func (h *Host) FindImage(ctx context.Context, p *plan.Plan, progress func(ctrd.Progress)) (ctrd.Image, error) {
+// findImage finds the image, and pulls it as its policy requires. progress receives the steps of a pull; nil: none.
+func (h *Host) findImage(ctx context.Context, p *plan.Plan, progress func(ctrd.Progress)) (ctrd.Image, error) {
 	return h.cfg.Images.Find(ctx, images.Ask{
 		Ref: p.Image, Policy: p.PullPolicy, Namespace: p.Ref.Namespace, Secrets: p.PullSecrets, Progress: progress,
 	})
@@ -185,12 +185,19 @@ func (h *Host) Disks(r *journal.Row) *disk.Sandbox {
 	return &disk.Sandbox{Store: h.cfg.Disks, Dir: h.Dir(id), ClaimsDir: h.ClaimsDir(id), Bytes: r.Disk, Sizes: r.Plan.ClaimSizes}
 }
 
-// DiskUsed is the bytes that a sandbox has written to its root and scratch volumes.
-func (h *Host) DiskUsed(ctx context.Context, r *journal.Row) (int64, error) {
-	if r.Disk == 0 {
-		return h.cfg.Containerd.SnapshotUsage(ctx, string(r.Plan.ID))
+// DiskUsed is the bytes that a sandbox has written to the roots of its containers and, if it has a disk, to scratch volumes.
+func (h *Host) DiskUsed(ctx context.Context, r *journal.Row) (sum int64, err error) {
+	if r.Disk > 0 {
+		return h.Disks(r).Used()
 	}
-	return h.Disks(r).Used()
+	for _, name := range r.Plan.Names() {
+		bytes, err := h.cfg.Containerd.SnapshotUsage(ctx, ctrd.PartKey(string(r.Plan.ID), ctrd.ContainerPart(name)))
+		if err != nil {
+			return 0, err
+		}
+		sum += bytes
+	}
+	return sum, nil
 }
 
 // Cgroup is the path of a sandbox's cgroup.

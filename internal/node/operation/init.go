@@ -27,7 +27,7 @@ const maxInitOutput = 1 << 10
 func (w *Operation) other(c *plan.Container, part string) *Operation {
 	return &Operation{
 		host: w.host, Row: &journal.Row{Plan: w.Row.Plan.Of(c), Address: w.Row.Address, Process: w.Row.Process, Disk: w.Row.Disk}, part: part,
-		outputOnError: c.OutputOnError, Pulling: w.Pulling, moved: w.moved,
+		outputOnError: c.OutputOnError, Pulling: w.Pulling, moved: w.moved, Origin: w.Origin,
 	}
 }
 
@@ -79,18 +79,10 @@ func (w *Operation) removePart(ctx context.Context, part string) error {
 	return nil
 }
 
-// makeFiles makes the files of another container from its image.
-func (w *Operation) makeFiles(ctx context.Context) (err error) {
-	var progress func(ctrd.Progress)
-	if w.Pulling != nil {
-		progress = w.Pulling()
-	}
-	if w.Image, err = w.host.FindImage(ctx, &w.Row.Plan, progress); err != nil {
-		return err
-	}
-	w.Row.Digest, w.Row.ImageEnv = w.Image.Digest, append([]string{}, w.Image.Config.Env...)
+// makeFiles makes the files of another container from its image or its checkpoint.
+func (w *Operation) makeFiles(ctx context.Context) error {
 	remove := func(ctx context.Context) error { return w.removePart(ctx, w.part) }
-	for _, do := range []func(context.Context) error{remove, w.prepare, w.mount, w.writeBundle} {
+	for _, do := range []func(context.Context) error{w.FindImage, remove, w.prepareRoot, w.mount, w.writeBundle} {
 		if err := do(ctx); err != nil {
 			return err
 		}

@@ -173,27 +173,34 @@ func (w *Operation) remount(ctx context.Context) (err error) {
 	return w.mount(ctx)
 }
 
-func (w *Operation) load(ctx context.Context) (err error) {
+func (w *Operation) load(ctx context.Context) error {
 	runtime, err := w.host.cfg.Runtimes.ForBuild(w.Row.Memory.Build)
 	if err != nil {
 		return OrFiles(err)
 	}
 	w.Row.Build = w.Row.Memory.Build.SHA256
+	return damaged(w.restoreContainers(ctx, runtime, w.host.MemoryDir(w.ID())))
+}
+
+// restoreContainers restores all containers from an image of their memory. With the last one their processes run.
+func (w *Operation) restoreContainers(ctx context.Context, runtime *oci.Runtime, image string) (err error) {
 	if w.console, err = oci.NewConsole(); err != nil {
 		return errs.Retryable(err)
 	}
-	pid, err := runtime.Restore(ctx, w.ID(), w.host.Dir(w.ID()), w.host.MemoryDir(w.ID()), w.console, oci.RestoreOptions{Background: true, Later: w.host.cfg.Later})
+	pid, err := runtime.Restore(ctx, w.ID(), w.host.Dir(w.ID()), image, w.console, oci.RestoreOptions{Background: true, Later: w.host.cfg.Later})
 	if err != nil {
-		return damaged(err)
+		return err
 	}
 	if w.Row.Process, err = lifecycle.ProcessOf(pid); err != nil {
 		return errs.Retryable(fmt.Errorf("container exited at once: %w: %s", err, w.console.Text()))
 	}
 	w.Row.StartedAt = time.Now()
-	if err := w.loadSidecars(ctx, runtime, w.host.MemoryDir(w.ID())); err != nil {
-		return damaged(err)
-	}
-	return nil
+	return w.eachSidecar(ctx, func(one *Operation, ctx context.Context) (err error) {
+		if one.console, err = oci.NewConsole(); err != nil {
+			return errs.Retryable(err)
+		}
+		return runtime.RestoreJoined(ctx, one.containerID(), one.Path(""), image, one.console)
+	})
 }
 
 // DiskTimeout bounds writing or restoring one memory: runtimes may hang, disks be slow.

@@ -9,10 +9,9 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
-	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
@@ -39,12 +38,42 @@ func (w *Operation) agentProgram() string {
 	return w.host.AgentFile
 }
 
-// prepareRoot creates the snapshot of the sandbox's files, from its image or its checkpoint.
+// FindImage finds the image of the container: that of its checkpoint if both name the same, even if the name now belongs to
+// another image.
+func (w *Operation) FindImage(ctx context.Context) (err error) {
+	p, name, at := &w.Row.Plan, w.sidecar(), ""
+	if w.part == "" {
+		at = "spec.podTemplate.spec.containers[0]."
+	}
+	var origin plan.ContainerImage
+	var was string
+	if w.Origin != nil {
+		origin, was = w.Origin.ImageOf(name), w.Origin.Plan.ImageOf(name)
+	}
+	if origin.ImageRun != nil && p.Image == was {
+		w.Image = origin.Image()
+	} else {
+		var progress func(ctrd.Progress)
+		if w.Pulling != nil {
+			progress = w.Pulling()
+		}
+		if w.Image, err = w.host.findImage(ctx, p, progress); err != nil {
+			return err
+		}
+	}
+	if w.Origin != nil && w.Image.Digest != origin.Digest {
+		return fmt.Errorf("%simage: %q is %s here, the checkpoint's is %q, %s: %w", at, p.Image, w.Image.Digest, was, origin.Digest, errs.ErrInvalid)
+	}
+	w.Row.ContainerImage = plan.RecordOf(w.Image)
+	return nil
+}
+
+// prepareRoot creates the snapshot of the container's files, from its image or its checkpoint.
 func (w *Operation) prepareRoot(ctx context.Context) (err error) {
 	if w.Origin == nil {
 		return w.prepare(ctx)
 	}
-	w.rootfs, err = w.host.cfg.Containerd.PrepareFrom(ctx, w.ID(), checkpoint.Snapshot(w.Origin.Ref.UID))
+	w.rootfs, err = w.host.cfg.Containerd.PrepareFrom(ctx, w.snapshotKey(), checkpoint.Snapshot(w.Origin.Ref.UID, w.sidecar()))
 	if errors.Is(err, errs.ErrNotFound) {
 		return fmt.Errorf("spec.barchan.restore: files of the checkpoint are missing: %w", err)
 	}
@@ -67,22 +96,17 @@ func (w *Operation) damagedOrigin(err error) error {
 	return errs.Retryable(err)
 }
 
-// fillVolumes copies the checkpoint's volume data into the sandbox's new volumes.
+// fillVolumes copies the checkpoint's volume data into the sandbox's new volumes, once for all containers.
 func (w *Operation) fillVolumes(ctx context.Context) error {
-	if w.Origin == nil {
+	if w.Origin == nil || w.part != "" {
 		return nil
 	}
-	made, volumes := map[string]bool{}, w.Row.Plan.Volumes
+	p := w.Row.Plan
 	if !w.RestoresMemory() {
-		volumes = plan.Lasting(volumes)
+		p = p.Lasting()
 	}
-	for _, v := range volumes {
-		rel := v.DataPath()
-		if rel == "" || made[rel] {
-			continue
-		}
-		made[rel] = true
-		from, to := filepath.Join(w.host.cfg.Checkpoints.Dir(w.Origin.Ref.UID), "volumes", rel), w.VolumeSource(v)
+	for _, v := range p.DataVolumes() {
+		from, to := filepath.Join(w.host.cfg.Checkpoints.Dir(w.Origin.Ref.UID), "volumes", v.DataPath()), w.VolumeSource(v)
 		if err := os.RemoveAll(to); err != nil {
 			return errs.Retryable(fmt.Errorf("fill volume: %w", err))
 		}
@@ -96,31 +120,19 @@ func (w *Operation) fillVolumes(ctx context.Context) error {
 	return nil
 }
 
-func (w *Operation) startOrRestore(ctx context.Context) (err error) {
+func (w *Operation) startOrRestore(ctx context.Context) error {
 	if !w.RestoresMemory() {
 		return w.start(ctx)
 	}
-	program, err := w.host.cfg.Runtimes.ForBuild(w.Origin.Memory.Build)
+	runtime, err := w.host.cfg.Runtimes.ForBuild(w.Origin.Memory.Build)
 	if err != nil {
 		return err
-	}
-	if w.console, err = oci.NewConsole(); err != nil {
-		return errs.Retryable(err)
 	}
 	if err := w.Origin.AwaitSlot(ctx, w.host.restores); err != nil {
 		return err
 	}
 	w.Row.Build = w.Origin.Memory.Build.SHA256
-	image := w.host.cfg.Checkpoints.MemoryDir(w.Origin.Ref.UID)
-	pid, err := program.Restore(ctx, w.ID(), w.host.Dir(w.ID()), image, w.console, oci.RestoreOptions{Background: true, Later: w.host.cfg.Later})
-	if err != nil {
-		return w.damagedOrigin(err)
-	}
-	if w.Row.Process, err = lifecycle.ProcessOf(pid); err != nil {
-		return errs.Retryable(fmt.Errorf("container exited at once: %w: %s", err, w.console.Text()))
-	}
-	w.Row.StartedAt = time.Now()
-	return nil
+	return w.damagedOrigin(w.restoreContainers(ctx, runtime, w.host.cfg.Checkpoints.MemoryDir(w.Origin.Ref.UID)))
 }
 
 // awaitNewAgent waits until the agent responds, and sends it the sandbox's identity.

@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 // Sidecars run in the kernel that the first container brings, with its cgroup and network. Each has an agent of its own as
@@ -36,8 +35,8 @@ func (w *Operation) containerID() string {
 func (w *Operation) eachSidecar(ctx context.Context, do func(*Operation, context.Context) error) error {
 	all := w.Row.Plan.Sidecars
 	for i := range all {
-		one := w.other(&all[i], ctrd.SidecarPart+all[i].Name)
-		one.Row.ImageEnv = w.Row.Sidecars[all[i].Name].ImageEnv
+		one := w.other(&all[i], ctrd.ContainerPart(all[i].Name))
+		one.Row.ContainerImage = w.Row.ImageOf(all[i].Name)
 		err := do(one, ctx)
 		one.closeConsole()
 		if err != nil {
@@ -47,14 +46,14 @@ func (w *Operation) eachSidecar(ctx context.Context, do func(*Operation, context
 	return nil
 }
 
-// makeSidecars makes the files of all sidecars from their images.
+// makeSidecars makes the files of all sidecars from their images or their checkpoint.
 func (w *Operation) makeSidecars(ctx context.Context) error {
-	made := map[string]journal.Sidecar{}
+	made := map[string]plan.ContainerImage{}
 	err := w.eachSidecar(ctx, func(one *Operation, ctx context.Context) error {
 		if err := one.makeFiles(ctx); err != nil {
 			return err
 		}
-		made[one.sidecar()] = journal.Sidecar{Digest: one.Row.Digest, ImageEnv: one.Row.ImageEnv}
+		made[one.sidecar()] = one.Row.ContainerImage
 		return nil
 	})
 	if len(made) > 0 {
@@ -63,8 +62,11 @@ func (w *Operation) makeSidecars(ctx context.Context) error {
 	return err
 }
 
-// startSidecars starts all sidecars. The sandbox runs.
+// startSidecars starts all sidecars. The sandbox runs; one that was restored has them.
 func (w *Operation) startSidecars(ctx context.Context) error {
+	if w.RestoresMemory() {
+		return nil
+	}
 	return w.eachSidecar(ctx, func(one *Operation, ctx context.Context) error {
 		if err := one.start(ctx); err != nil {
 			return err
@@ -84,22 +86,12 @@ func (w *Operation) restartSidecars(ctx context.Context) error {
 	return w.startSidecars(ctx)
 }
 
-// loadSidecars restores all sidecars of a sandbox whose first container is restored. With the last one its processes run.
-func (w *Operation) loadSidecars(ctx context.Context, runtime *oci.Runtime, image string) error {
-	return w.eachSidecar(ctx, func(one *Operation, ctx context.Context) (err error) {
-		if one.console, err = oci.NewConsole(); err != nil {
-			return errs.Retryable(err)
-		}
-		return runtime.RestoreJoined(ctx, one.containerID(), one.Path(""), image, one.console)
-	})
-}
-
 // removeSidecars removes the files of all sidecars. Those of a sandbox without a row are found by their snapshots, which are
 // made first.
 func (w *Operation) removeSidecars(ctx context.Context) error {
 	var failures []error
 	for _, c := range w.Row.Plan.Sidecars {
-		failures = append(failures, w.removePart(ctx, ctrd.SidecarPart+c.Name))
+		failures = append(failures, w.removePart(ctx, ctrd.ContainerPart(c.Name)))
 	}
 	if w.Row.Plan.Class != "" {
 		return errors.Join(failures...)

@@ -226,10 +226,7 @@ func (w *Operation) shared(name string) string { return filepath.Join(w.host.Dir
 
 // snapshotKey is the name of the writable copy of the image.
 func (w *Operation) snapshotKey() string {
-	if w.part != "" {
-		return ctrd.PartKey(w.ID(), w.part)
-	}
-	return w.ID()
+	return ctrd.PartKey(w.ID(), w.part)
 }
 
 // Endpoint is the sandbox's network endpoint, by the addresses in the row.

@@ -12,7 +12,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 // disconnect removes a sandbox from the network, and ends the host's connections to it, which would otherwise
@@ -158,12 +157,10 @@ func (w *Operation) readdress(ctx context.Context) error {
 
 // fromClaims creates a sandbox from its volume claims only, as at first.
 func (w *Operation) fromClaims(ctx context.Context) error {
-	image, err := w.host.FindImage(ctx, &w.Row.Plan, nil)
-	if err != nil {
+	if err := w.FindImage(ctx); err != nil {
 		return err
 	}
-	w.Image = image
-	w.Row.Digest, w.Row.ImageEnv, w.Row.ImageRun, w.Row.Warmed = image.Digest, append([]string{}, image.Config.Env...), plan.RunOf(image), false
+	w.Row.Warmed = false
 	return w.Create(ctx)
 }
 

@@ -104,6 +104,47 @@ func (p *Plan) Of(c *Container) Plan {
 	return of
 }
 
+// Names are the names of the containers that run at the same time, in their order. That of the first is empty.
+func (p *Plan) Names() []string {
+	names := []string{""}
+	for i := range p.Sidecars {
+		names = append(names, p.Sidecars[i].Name)
+	}
+	return names
+}
+
+// Containers are the plans of these containers, as Of returns them. The first is the plan itself.
+func (p *Plan) Containers() []Plan {
+	all := []Plan{*p}
+	for i := range p.Sidecars {
+		all = append(all, p.Of(&p.Sidecars[i]))
+	}
+	return all
+}
+
+// ImageOf is the name of the image of one of them; empty if there is none.
+func (p *Plan) ImageOf(name string) string {
+	if name == "" {
+		return p.Image
+	}
+	for i := range p.Sidecars {
+		if p.Sidecars[i].Name == name {
+			return p.Sidecars[i].Image
+		}
+	}
+	return ""
+}
+
+// Lasting is the plan without the volumes that a checkpoint without memory leaves out.
+func (p *Plan) Lasting() Plan {
+	of := *p
+	of.Volumes, of.Sidecars = lasting(p.Volumes), slices.Clone(p.Sidecars)
+	for i := range of.Sidecars {
+		of.Sidecars[i].Volumes = lasting(of.Sidecars[i].Volumes)
+	}
+	return of
+}
+
 // each visits the other containers.
 func (p *Plan) each(visit func(*Container)) {
 	for _, list := range [][]Container{p.Init, p.Sidecars} {

@@ -7,37 +7,59 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Fits refuses a plan that differs from that of the checkpointed sandbox. Without memory only the sandbox's own volumes
-// must be equal: the processes are started again.
+const podSpec = "spec.podTemplate.spec"
+
+// Fits refuses a plan that differs from that of the checkpointed sandbox. Without memory only the names of several containers
+// and the sandbox's own volumes must be equal: the processes are started again.
 func (p *Plan) Fits(was *Plan, memory bool) error {
-	const spec, main = "spec.podTemplate.spec", "spec.podTemplate.spec.containers[0]"
-	differ := func(field string, is, must any) error {
-		return fmt.Errorf("%s: %v differs from the checkpoint's, %v: %w", field, is, must, errs.ErrInvalid)
+	is, must := p.Containers(), was.Containers()
+	switch {
+	case len(is) != len(must):
+		return fmt.Errorf("%s.containers: %d, the checkpoint has %d: %w", podSpec, len(is), len(must), errs.ErrInvalid)
+	case memory && p.Class != was.Class:
+		return differ(podSpec+".runtimeClassName", p.Class, was.Class)
+	case memory && len(p.Sidecars) > 0 && p.SidecarRestart() != was.SidecarRestart(): // by the agents, in the memory
+		return differ(podSpec+".restartPolicy", p.Restart, was.Restart)
+	}
+	for i := range is {
+		if err := is[i].containerFits(&must[i], fmt.Sprintf("%s.containers[%d]", podSpec, i), memory); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func differ(field string, is, must any) error {
+	return fmt.Errorf("%s: %v differs from the checkpoint's, %v: %w", field, is, must, errs.ErrInvalid)
+}
+
+// containerFits is Fits for the plan of one container, at a path.
+func (p *Plan) containerFits(was *Plan, at string, memory bool) error {
+	if p.Name != was.Name {
+		return differ(at+".name", p.Name, was.Name)
 	}
 	if !memory {
-		return volumesFit(own(Lasting(p.Volumes)), own(Lasting(was.Volumes)), main+".volumeMounts")
+		return volumesFit(own(lasting(p.Volumes)), own(lasting(was.Volumes)), at+".volumeMounts")
 	}
-	if err := volumesFit(p.Volumes, was.Volumes, main+".volumeMounts"); err != nil {
+	if err := volumesFit(p.Volumes, was.Volumes, at+".volumeMounts"); err != nil {
 		return err
 	}
 	a, b := &p.Security, &was.Security
 	switch {
-	case p.Class != was.Class:
-		return differ(spec+".runtimeClassName", p.Class, was.Class)
 	case !slices.Equal(p.Command, was.Command):
-		return differ(main+".command", quoted(p.Command), quoted(was.Command))
+		return differ(at+".command", quoted(p.Command), quoted(was.Command))
 	case !slices.Equal(p.Args, was.Args):
-		return differ(main+".args", quoted(p.Args), quoted(was.Args))
+		return differ(at+".args", quoted(p.Args), quoted(was.Args))
 	case p.User != was.User:
-		return differ(main+".securityContext.runAsUser and runAsGroup", user(p.User), user(was.User))
+		return differ(at+".securityContext.runAsUser and runAsGroup", user(p.User), user(was.User))
 	case a.NoNewPrivileges != b.NoNewPrivileges:
-		return differ(main+".securityContext.allowPrivilegeEscalation", !a.NoNewPrivileges, !b.NoNewPrivileges)
+		return differ(at+".securityContext.allowPrivilegeEscalation", !a.NoNewPrivileges, !b.NoNewPrivileges)
 	case a.ReadOnlyRoot != b.ReadOnlyRoot:
-		return differ(main+".securityContext.readOnlyRootFilesystem", a.ReadOnlyRoot, b.ReadOnlyRoot)
+		return differ(at+".securityContext.readOnlyRootFilesystem", a.ReadOnlyRoot, b.ReadOnlyRoot)
 	case !slices.Equal(sorted(a.Capabilities), sorted(b.Capabilities)):
-		return differ(main+".securityContext.capabilities", sorted(a.Capabilities), sorted(b.Capabilities))
+		return differ(at+".securityContext.capabilities", sorted(a.Capabilities), sorted(b.Capabilities))
 	case p.Limits.Memory != was.Limits.Memory:
-		return differ(main+".resources.limits.memory", p.Limits.Memory, was.Limits.Memory)
+		return differ(at+".resources.limits.memory", p.Limits.Memory, was.Limits.Memory)
 	}
 	return nil
 }

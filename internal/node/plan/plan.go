@@ -18,7 +18,6 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/egress"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
@@ -99,8 +98,7 @@ type Defaults struct {
 func New(s *agents.Sandbox, d Defaults) (Plan, error) {
 	spec := &s.Spec.PodTemplate.Spec
 	at := field.NewPath("spec", "podTemplate", "spec")
-	problems := append(sandbox.CheckRunnable(spec, at), sandbox.CheckKept(spec, s.Spec.Barchan, field.NewPath("spec", "barchan"))...)
-	if len(problems) > 0 {
+	if problems := sandbox.CheckRunnable(spec, at); len(problems) > 0 {
 		return Plan{}, fmt.Errorf("%w: %w", problems.ToAggregate(), errs.ErrInvalid)
 	}
 	c := &spec.Containers[0]
@@ -290,21 +288,6 @@ func (p *Plan) Egress() (egress.Policy, error) {
 type Restoring struct {
 	Checkpoint types.UID `json:"checkpoint"`
 	FilesOnly  bool      `json:"filesOnly,omitempty"`
-}
-
-// ImageRun is an image's configuration of programs, besides their environment.
-type ImageRun struct {
-	Ref        string   `json:"ref"`
-	Entrypoint []string `json:"entrypoint,omitempty"`
-	Cmd        []string `json:"cmd,omitempty"`
-	Workdir    string   `json:"workdir,omitempty"`
-	User       string   `json:"user,omitempty"`
-}
-
-// RunOf returns an image's configuration of its program.
-func RunOf(img ctrd.Image) *ImageRun {
-	c := &img.Config
-	return &ImageRun{Ref: img.Ref, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Workdir: c.WorkingDir, User: c.User}
 }
 
 // setDisk takes the sizes of disks from an object: the limits of its containers are one, as on Kubernetes.

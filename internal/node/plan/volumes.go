@@ -98,8 +98,7 @@ type Volume struct {
 	Transient bool `json:"transient,omitempty"`
 }
 
-// Lasting returns the volumes that a checkpoint without memory has.
-func Lasting(all []Volume) []Volume {
+func lasting(all []Volume) []Volume {
 	return slices.DeleteFunc(slices.Clone(all), func(v Volume) bool { return v.Transient })
 }
 
@@ -139,13 +138,25 @@ func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []V
 	return result, nil
 }
 
-// DataPaths are the unique paths of the volumes with data, in order.
-func (p *Plan) DataPaths() (paths []string) {
-	for _, v := range p.Volumes {
-		if rel := v.DataPath(); rel != "" && !slices.Contains(paths, rel) {
-			paths = append(paths, rel)
+// DataVolumes are the volumes with data of the containers that run at the same time, one for each path of data.
+func (p *Plan) DataVolumes() (all []Volume) {
+	made := map[string]bool{"": true}
+	for _, c := range p.Containers() {
+		for _, v := range c.Volumes {
+			if rel := v.DataPath(); !made[rel] {
+				made[rel] = true
+				all = append(all, v)
+			}
 		}
 	}
-	slices.SortFunc(paths, strings.Compare)
+	return all
+}
+
+// DataPaths are the paths of the DataVolumes, in order.
+func (p *Plan) DataPaths() (paths []string) {
+	for _, v := range p.DataVolumes() {
+		paths = append(paths, v.DataPath())
+	}
+	slices.Sort(paths)
 	return paths
 }

@@ -28,7 +28,7 @@ const imageFile = "image.json"
 // the node does not know. With withImage the base image is part of it. Until release is called, the
 // checkpoint is not removed. progress receives the bytes read and the approximate total. Errors:
 // errs.ErrNotFound, the node has no such checkpoint, or no longer its image; errs.ErrInvalid, it has files
-// that an artifact cannot contain; errs.ErrUnavailable.
+// that an artifact cannot contain, or several containers; errs.ErrUnavailable.
 func (x *Transfer) Export(
 	ctx context.Context, ref sandbox.CheckpointRef, config portable.Config, withImage bool, progress func(done, total int64),
 ) (_ *portable.Layout, release func(), err error) {
@@ -57,6 +57,10 @@ func (x *Transfer) open(ref sandbox.CheckpointRef) (c *checkpoint.Row, release f
 	if !ok {
 		return nil, nil, fmt.Errorf("checkpoint %s/%s is being created or removed: %w", ref.Namespace, ref.Name, errs.ErrConflict)
 	}
+	if n := len(c.Plan.Names()); n > 1 {
+		release()
+		return nil, nil, fmt.Errorf("checkpoint %s/%s has the files of %d containers, and an export those of one: %w", ref.Namespace, ref.Name, n, errs.ErrInvalid)
+	}
 	return c, release, nil
 }
 
@@ -66,7 +70,7 @@ func (x *Transfer) export(
 	if c.ImageRun == nil {
 		return nil, fmt.Errorf("written by a version without export: %w", errs.ErrInvalid)
 	}
-	chain, err := x.cfg.Containerd.ChainOf(ctx, checkpoint.Snapshot(c.Ref.UID))
+	chain, err := x.cfg.Containerd.ChainOf(ctx, checkpoint.Snapshot(c.Ref.UID, ""))
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +139,7 @@ func (x *Transfer) exportLayers(ctx context.Context, c *checkpoint.Row, progress
 		layers = append(layers, l)
 	}
 	add(portable.FilesType, "", func(ctx context.Context, w io.Writer) error {
-		return x.cfg.Containerd.ExportOnImage(ctx, checkpoint.Snapshot(c.Ref.UID), w)
+		return x.cfg.Containerd.ExportOnImage(ctx, checkpoint.Snapshot(c.Ref.UID, ""), w)
 	})
 	if c.Memory != nil {
 		add(portable.AgentType, "", contentOf(x.cfg.Checkpoints.AgentFile(c.Ref.UID)))

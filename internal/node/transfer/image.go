@@ -29,7 +29,7 @@ type ImageExport struct {
 }
 
 // ExportImage writes an image as a tar; see ctrd.ExportImage. The checkpoint is not removed meanwhile. Errors:
-// errs.ErrNotFound, there is no such image or checkpoint on the node; errs.ErrConflict, it is being made or removed;
+// errs.ErrNotFound, there is no such image or checkpoint on the node; errs.ErrConflict, it is being made or removed; errs.ErrInvalid, it has several containers;
 // errs.ErrExhausted, there is no space for the compressed layers.
 func (x *Transfer) ExportImage(ctx context.Context, what ImageExport, w io.Writer) error {
 	out := ctrd.ImageExport{Name: what.Name, Change: what.Change}
@@ -49,7 +49,7 @@ func (x *Transfer) ExportImage(ctx context.Context, what ImageExport, w io.Write
 	if err := x.cfg.CheckSpace(x.cfg.Checkpoints.Root(), c.FilesSize); err != nil {
 		return err
 	}
-	names, chain, err := x.cfg.Containerd.SnapshotsAbove(ctx, checkpoint.Snapshot(c.Ref.UID))
+	names, chain, err := x.cfg.Containerd.SnapshotsAbove(ctx, checkpoint.Snapshot(c.Ref.UID, ""))
 	if err != nil {
 		return err
 	}

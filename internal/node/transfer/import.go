@@ -99,6 +99,8 @@ func (x *Transfer) readImport(h *portable.Head) (*checkpoint.Row, error) {
 		return wrong("config.class: this node does not offer %q", class)
 	case c.ImageRun == nil || c.Plan.Image == "":
 		return wrong("config.node: no image")
+	case len(c.Plan.Sidecars)+len(c.Sidecars) > 0:
+		return wrong("config.node: it has several containers")
 	case c.Memory != nil && class != oci.GVisor:
 		return wrong("config.node: class %q has no memory", class)
 	}
@@ -249,7 +251,7 @@ func (p *importOp) layer(ctx context.Context, image ctrd.Image, b *portable.Blob
 	in := p.limited(portable.WithContext(ctx, b))
 	switch b.MediaType {
 	case portable.FilesType:
-		one, err := p.x.cfg.Containerd.ImportCommitted(ctx, checkpoint.Snapshot(uid), image, in)
+		one, err := p.x.cfg.Containerd.ImportCommitted(ctx, checkpoint.Snapshot(uid, ""), image, in)
 		p.c.FilesSize = one.Size
 		return err
 	case portable.AgentType:
