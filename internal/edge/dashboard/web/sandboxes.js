@@ -140,7 +140,7 @@ function Rows({ rows, box, filter, marked, onMark }) {
   const look = () => {
     const el = box.current;
     const from = Math.max(0, Math.floor(el.scrollTop / rowHeight) - spare);
-    const to = Math.ceil((el.scrollTop + el.clientHeight) / rowHeight) + spare;
+    const to = from + Math.ceil(el.clientHeight / rowHeight) + 1 + 2 * spare; // always as many, so that rows keep their elements
     setSeen((old) => (old.from === from && old.to === to ? old : { from, to }));
   };
   useEffect(() => {
