@@ -73,12 +73,20 @@ func TestForward(t *testing.T) {
 		headers            []string
 		want               string
 	}{
-		"escapes": {"GET", "/templates/a%2Fb/tags?x=%20y&timeout=no", "", nil,
-			`GET /templates/a/b/tags /templates/a%2Fb/tags?x=%20y&timeout=no of replica.example:7700 from `},
-		"key": {"POST", "/v3/templates", "{}", []string{"X-API-Key", "e2b_1", "X-Forwarded-For", "192.0.2.7"},
-			`from 192.0.2.7:0: 2 "{}" <nil>; [] "e2b_1" [] ""; TLS false, bounded false`},
-		"token": {"PUT", "/volumecontent/v/file", strings.Repeat("x", 3), []string{"Authorization", "Bearer bvt_1", "Barchan-Forwarded-Authorization", "Bearer mine", "Impersonate-User", "barchan:node"},
-			`3 "xxx" <nil>; ["Bearer bvt_1"] "" [] ""; TLS false`},
+		"escapes": {
+			"GET", "/templates/a%2Fb/tags?x=%20y&timeout=no", "", nil,
+			`GET /templates/a/b/tags /templates/a%2Fb/tags?x=%20y&timeout=no of replica.example:7700 from `,
+		},
+		"key": {
+			"POST", "/v3/templates", "{}",
+			[]string{"X-API-Key", "e2b_1", "X-Forwarded-For", "192.0.2.7"},
+			`from 192.0.2.7:0: 2 "{}" <nil>; [] "e2b_1" [] ""; TLS false, bounded false`,
+		},
+		"token": {
+			"PUT", "/volumecontent/v/file", strings.Repeat("x", 3),
+			[]string{"Authorization", "Bearer bvt_1", "Barchan-Forwarded-Authorization", "Bearer mine", "Impersonate-User", "barchan:node"},
+			`3 "xxx" <nil>; ["Bearer bvt_1"] "" [] ""; TLS false`,
+		},
 		"no credentials": {"GET", "/events/sandboxes", "", []string{"Barchan-Forwarded-Authorization", "Bearer mine"}, `; [] "" [] ""; TLS`},
 	} {
 		status, text, err := forward(t, to, tt.method, tt.path, tt.body, tt.headers...)

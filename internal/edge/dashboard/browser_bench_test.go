@@ -16,7 +16,6 @@ import (
 	"github.com/chromedp/cdproto/performance"
 	"github.com/chromedp/cdproto/tracing"
 	"github.com/chromedp/chromedp"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
