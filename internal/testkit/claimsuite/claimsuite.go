@@ -36,9 +36,10 @@ type Starter interface {
 	Start(ctx context.Context) error
 }
 
-// Binder sends a request to the agent of a running sandbox.
+// Binder sends a request to the agent of a running sandbox, and has one run before it is needed.
 type Binder interface {
 	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
+	Wake(member *agents.Sandbox)
 }
 
 // Parts are what a controller is made of.
