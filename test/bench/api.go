@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -69,6 +70,13 @@ func (b *bench) benchmarks(ctx context.Context, pkg, name string, n int) (map[st
 	}
 	top, _, _ := strings.Cut(name, "/")
 	return parseBenchmark(out.String(), top+"/"), nil
+}
+
+// hasSource reports whether the working directory is the source tree, and Go is there.
+func hasSource() bool {
+	_, missing := exec.LookPath("go")
+	_, err := os.Stat(filepath.Join("test", "bench", "api.go"))
+	return missing == nil && err == nil
 }
 
 // parseBenchmark reads lines such as "BenchmarkAPI/get-2  2000  50 ns/op  48 p50-µs".
