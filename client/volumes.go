@@ -153,7 +153,7 @@ func (c *Client) VolumeRead(ctx context.Context, v Volume, path string) (io.Read
 }
 
 func (c *Client) content(ctx context.Context, v Volume, method, route string, q url.Values, body io.Reader, out any) error {
-	res, err := c.sendContent(ctx, v, method, route, q, body)
+	res, err := c.sendContent(ctx, v, method, route, q, body) //nolint:bodyclose // Decode does
 	if err != nil {
 		return err
 	}

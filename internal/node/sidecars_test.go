@@ -63,7 +63,7 @@ func inSidecar(t testing.TB, n *Node, s *agents.Sandbox, name, command string) s
 }
 
 // TestSidecars: containers of one sandbox share network, volumes and life, and nothing else.
-func TestSidecars(t *testing.T) { //nolint:gocyclo // one story
+func TestSidecars(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node(atOnce)

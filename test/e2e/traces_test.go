@@ -43,11 +43,11 @@ func startCollector(t *testing.T) *collector {
 	if err := os.WriteFile(filepath.Join(dir, "first.yaml"), []byte(strings.ReplaceAll(config, documented, c.address)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program.Find(t, "otelcol", "scripts/tool.sh otelcol"), "--config", "first.yaml") //nolint:gosec,noctx // ended by Stop
+	cmd := exec.Command(program.Find(t, "otelcol", "scripts/tool.sh otelcol"), "--config", "first.yaml") //nolint:gosec // ended by Stop
 	cmd.Dir = dir
 	t.Cleanup(func() { c.Stop(t) })
 	c.Start(t, cmd, func() error {
-		conn, err := net.DialTimeout("tcp", c.address, time.Second) //nolint:noctx // has a timeout
+		conn, err := net.DialTimeout("tcp", c.address, time.Second)
 		if err != nil {
 			return err
 		}

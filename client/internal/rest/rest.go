@@ -75,7 +75,7 @@ func Fetch[T any](ctx context.Context, c *Client, method, path string, in any) (
 
 // Call sends in as JSON, if not nil, and decodes the response into out, if not nil.
 func (c *Client) Call(ctx context.Context, method, path string, q url.Values, in, out any) (http.Header, error) {
-	res, err := c.Send(ctx, method, path, q, in)
+	res, err := c.Send(ctx, method, path, q, in) //nolint:bodyclose // Decode does
 	if err != nil {
 		return nil, err
 	}

@@ -36,7 +36,10 @@ func TestOpenMakesAndKeeps(t *testing.T) {
 	if got, err := f.Read(); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("Read = %x, %v, want %x", got, err, want)
 	}
-	f.Path = filepath.Join(f.Path+".d", "key")
+}
+
+func TestMissing(t *testing.T) {
+	f := File{Path: filepath.Join(t.TempDir(), "none", "key"), What: "key of tests", Size: 32, Max: 2}
 	if _, err := f.Open(); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), f.Path) {
 		t.Errorf("Open without a directory: %v", err)
 	}
