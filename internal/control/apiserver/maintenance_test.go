@@ -294,6 +294,9 @@ func TestDiskFull(t *testing.T) {
 	if err := os.CopyFS(copied, os.DirFS(filepath.Join(disk, "d"))); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Chmod(filepath.Join(copied, "secrets.key"), 0o600); err != nil { // copies are readable for all
+		t.Fatal(err)
+	}
 	again := clientAs(t, start(t, func(c *apiserver.Config) { c.DataDir, c.Listen = copied, "" }), apiserver.UserAdmin)
 	for _, name := range kept {
 		if err := again.Get(t.Context(), client.ObjectKeyFromObject(configMap(name)), &corev1.ConfigMap{}); err != nil {
