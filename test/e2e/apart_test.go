@@ -130,7 +130,7 @@ func TestPrivilegesApart(t *testing.T) {
 	s.must("pause", id)
 	s.must("resume", id)
 	same("after a pause")
-	runSDK(t, "main.test.mjs", s.clientEnv())
+	runSDK(t, "main.test.mjs", append(s.clientEnv(), "AT_ONCE=8"))
 	eventually.NoError(t, "nothing is leaked", func() error {
 		out, err := s.try("doctor", "--deep")
 		if err != nil {

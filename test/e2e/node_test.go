@@ -145,7 +145,7 @@ func TestNodeApart(t *testing.T) {
 		t.Errorf("create from a snapshot = %d %s", code, text)
 	}
 	same("after a pause and a snapshot")
-	runSDK(t, "main.test.mjs", front.clientEnv())
+	runSDK(t, "main.test.mjs", append(front.clientEnv(), "AT_ONCE=8"))
 	for name, s := range map[string]*server{"server": front, "node": node} {
 		eventually.NoError(t, "nothing of the "+name+" is leaked", func() error {
 			out, err := s.try("doctor", "--deep")
