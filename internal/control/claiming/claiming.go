@@ -99,6 +99,8 @@ type Owner interface {
 	Warm() bool
 	// Adopt returns a member as the owner's, built on pool.Adopt.
 	Adopt(member *agents.Sandbox, t Template) *agents.Sandbox
+	// Binds reports whether the owner sends a request to the agent of the member that it has adopted last.
+	Binds() bool
 	// New returns the sandbox of a cold start.
 	New(t Template) *agents.Sandbox
 }
@@ -251,7 +253,7 @@ func (x *Claim) commit(ctx context.Context, lease *picker.Lease) (*agents.Sandbo
 	want := x.owner.Adopt(member, x.template)
 	telemetry.Stamp(ctx, want)
 	x.wrote, x.fresh = true, false
-	if x.c.cfg.Binder != nil {
+	if x.c.cfg.Binder != nil && x.owner.Binds() {
 		x.c.cfg.Binder.Wake(member)
 	}
 	s, err := lease.Commit(ctx, want)

@@ -48,6 +48,7 @@ type fakeAPI struct {
 	woken    []string // members, with the write that followed
 	// Of the owner.
 	cold     bool
+	binds    bool
 	resolved []string
 
 	picker  *picker.Picker
@@ -149,6 +150,8 @@ func (w *fakeAPI) Adopt(member *agents.Sandbox, _ Template) *agents.Sandbox {
 	return pool.Adopt(member, nil)
 }
 
+func (w *fakeAPI) Binds() bool { return w.binds }
+
 func (w *fakeAPI) New(t Template) *agents.Sandbox {
 	s := pool.NewSandbox(t.SandboxTemplate, t.Revision, namespace)
 	s.Name = "cold"
@@ -181,6 +184,7 @@ func (w *fakeAPI) roll(revision string) {
 
 func TestTakeWarm(t *testing.T) {
 	w := newFakeAPI(t)
+	w.binds = true
 	w.member("m", "r1", true)
 	x := w.begin()
 	if err := x.Resolve(t.Context()); err != nil {
@@ -201,6 +205,15 @@ func TestTakeWarm(t *testing.T) {
 	}
 	if err := w.Claimer.Bind(t.Context(), s, envd.InitRequest{Open: true}); err != nil || len(w.bound) != 1 {
 		t.Errorf("Bind = %v, with %d requests", err, len(w.bound))
+	}
+}
+
+// An agent that gets no request rests on.
+func TestTakeWarmWithoutBind(t *testing.T) {
+	w := newFakeAPI(t)
+	w.member("m", "r1", true)
+	if _, err := w.begin().TakeWarm(t.Context(), warmPool); err != nil || len(w.woken) > 0 {
+		t.Errorf("TakeWarm: %v, woken: %q", err, w.woken)
 	}
 }
 

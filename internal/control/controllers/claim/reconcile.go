@@ -206,6 +206,9 @@ func (w *work) Adopt(member *agents.Sandbox, _ claiming.Template) *agents.Sandbo
 	return w.plan.adopt(member)
 }
 
+// Binds implements [claiming.Owner].
+func (w *work) Binds() bool { return len(w.plan.env) > 0 }
+
 // New implements [claiming.Owner].
 func (w *work) New(claiming.Template) *agents.Sandbox { return w.plan.fresh() }
 
@@ -232,7 +235,7 @@ func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
 
 // bind sends the claim's variables once to the agent of a sandbox that ran before the claim.
 func (r *reconciler) bind(ctx context.Context, w *work, s *agents.Sandbox) error {
-	if len(w.plan.env) == 0 || s.Labels[agents.LabelLaunchType] == agents.LaunchCold || w.known.bound == s.UID {
+	if !w.Binds() || s.Labels[agents.LabelLaunchType] == agents.LaunchCold || w.known.bound == s.UID {
 		return nil
 	}
 	if err := r.claims.Bind(ctx, s, envd.InitRequest{EnvVars: w.plan.env}); err != nil {

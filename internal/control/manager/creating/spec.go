@@ -37,6 +37,9 @@ func (c *createOp) Adopt(member *agents.Sandbox, t claiming.Template) *agents.Sa
 	return s
 }
 
+// Binds implements [claiming.Owner].
+func (c *createOp) Binds() bool { return len(c.Env) > 0 || c.Secure == c.wasOpen }
+
 // New implements [claiming.Owner].
 func (c *createOp) New(t claiming.Template) *agents.Sandbox {
 	s := pool.NewSandbox(t.SandboxTemplate, t.Revision, c.Namespace)

@@ -214,14 +214,15 @@ func (cr *Creator) pick(ctx context.Context, c *createOp) (*agents.Sandbox, erro
 
 // bind sends the create's variables and token to the agent of a claimed member, if there are any.
 func (cr *Creator) bind(ctx context.Context, c *createOp, s *agents.Sandbox) error {
+	if !c.Binds() {
+		return nil
+	}
 	req := envd.InitRequest{EnvVars: c.Env}
 	switch {
 	case !c.Secure && !c.wasOpen:
 		req.Open = true
 	case c.Secure && c.wasOpen:
 		req.AccessToken = cr.Sandboxes.Tokens.Agent(sandbox.IDOf(s.UID))
-	case len(c.Env) == 0:
-		return nil
 	}
 	return cr.Claims.Bind(ctx, s, req)
 }
