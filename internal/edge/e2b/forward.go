@@ -41,6 +41,9 @@ var serverRoutes = map[string]bool{
 	"DELETE /events/webhooks/{webhookID}":                 true,
 }
 
+// uploadRoute is the route of uploads of builds, whose URLs are signed.
+const uploadRoute = "PUT " + templates.UploadPath
+
 // newForward returns what passes requests on to a replica's server as they are. The server authenticates them, bounds their bodies and
 // records them in its audit log.
 func (s *Server) newForward(server http.RoundTripper) *httputil.ReverseProxy {
@@ -63,9 +66,10 @@ func (s *Server) newForward(server http.RoundTripper) *httputil.ReverseProxy {
 
 // isServers reports whether the server answers a request, and this replica does not.
 func (s *Server) isServers(r *http.Request, route string) bool {
-	return s.forward != nil && (serverRoutes[route] || route != "" && strings.HasPrefix(r.URL.Path, volumes.ContentPath) || isUpload(r))
+	return s.forward != nil && (serverRoutes[route] || route == uploadRoute || isContent(r, route))
 }
 
-func isUpload(r *http.Request) bool {
-	return r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, templates.UploadPath)
+// isContent reports whether a request is for the files of a volume.
+func isContent(r *http.Request, route string) bool {
+	return route != "" && strings.HasPrefix(r.URL.Path, volumes.ContentPath)
 }

@@ -191,8 +191,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		telemetry.ObserveSince(r.Context(), s.seconds.WithLabelValues(route, strconv.Itoa(out.Status)), start)
 	}()
-	if isUpload(r) {
-		route = "PUT " + templates.UploadPath
+	if r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, templates.UploadPath) {
+		route = uploadRoute
 	}
 	if s.isServers(r, route) {
 		s.forward.ServeHTTP(out, r)
@@ -200,11 +200,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	allowOrigins(w.Header())
 	switch {
-	case isUpload(r):
+	case route == uploadRoute:
 		s.handlers.ServeUpload(out, r, strings.TrimPrefix(r.URL.Path, templates.UploadPath))
 	case r.Method == http.MethodOptions:
 		out.WriteHeader(http.StatusNoContent)
-	case route != "" && strings.HasPrefix(r.URL.Path, volumes.ContentPath):
+	case isContent(r, route):
 		s.handlers.ServeContent(out, r, s.mux)
 	case route == "":
 		s.noRoute(out, r)
