@@ -74,6 +74,13 @@ func newBinderTo(t *testing.T, l *listener) *Client {
 	return b
 }
 
+// keep shows the client a spare member, and waits until it keeps a connection to it.
+func keep(t *testing.T, b *Client, s *agents.Sandbox) {
+	t.Helper()
+	b.Observe(nil, s)
+	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+}
+
 func (b *Client) kept() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -113,8 +120,7 @@ func TestWake(t *testing.T) {
 	b := newBinderTo(t, l)
 	s := spare("a")
 	b.Wake(s) // nothing is kept for it
-	b.Observe(nil, s)
-	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+	keep(t, b, s)
 	b.Wake(s)
 	b.Wake(s) // once is enough
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -133,8 +139,7 @@ func TestWakeOfAClosedConnection(t *testing.T) {
 	l := newListener(t)
 	b := newBinderTo(t, l)
 	s := spare("a")
-	b.Observe(nil, s)
-	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+	keep(t, b, s)
 	l.CloseClientConnections()
 	b.Wake(s)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -152,8 +157,7 @@ func TestWakeOfAMemberThatLeaves(t *testing.T) {
 	l := newListener(t)
 	b := newBinderTo(t, l)
 	s := spare("a")
-	b.Observe(nil, s)
-	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+	keep(t, b, s)
 	b.Wake(s)
 	b.Observe(s, nil)
 	b.awaitWoken(t.Context(), s.UID)
@@ -167,8 +171,7 @@ func TestBinderSurvivesAClosedConnection(t *testing.T) {
 	l := newListener(t)
 	b := newBinderTo(t, l)
 	s := spare("a")
-	b.Observe(nil, s)
-	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+	keep(t, b, s)
 	l.CloseClientConnections()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -182,8 +185,7 @@ func TestBinderKeepsConnectionsOfSparesOnly(t *testing.T) {
 	b := newBinderTo(t, l)
 	claimed, gone, stays := spare("a"), spare("b"), spare("c")
 	for _, s := range []*agents.Sandbox{claimed, gone, stays} {
-		b.Observe(nil, s)
-		eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+		keep(t, b, s)
 	}
 	owned := claimed.DeepCopy()
 	owned.Labels = nil
@@ -288,8 +290,7 @@ func TestKeptConnectionIsVerified(t *testing.T) {
 	o := newOccupant(t, id, tokens.Agent(id), "")
 	b := newBinderTo(t, o.listener)
 	b.verifier = identity.NewVerifier(tokens)
-	b.Observe(nil, s)
-	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+	keep(t, b, s)
 	kept := o.connections(envd.PathIdentity)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
