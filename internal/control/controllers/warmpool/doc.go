@@ -16,6 +16,11 @@
 // Recreate, those under deletion included. A deletion that takes longer than Config.GoneAfter no longer counts, so that it
 // cannot block the pool; but at most the desired number of them: in the worst case the pool exists twice.
 //
+// # Refills wait for claims
+//
+// While claims arrive and at least half of the desired members are ready, a pass creates none: not before a pause of 100 ms, or
+// after two seconds of delay. Refill and claims write to the same API server, and clients wait for claims.
+//
 // # Order of deletion
 //
 // Failed members, then members of an older revision, then unready ones, then the newest. Every deletion is conditional on

@@ -48,12 +48,12 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 
 // reconcileState is the input and the result of a pass.
 type reconcileState struct {
+	*poolState
 	pool     *extensions.SandboxWarmPool
 	template *extensions.SandboxTemplate
 	usage    usage
 	target   poolTarget
 	members  []member
-	backoff  *failureBackoff
 	now      time.Time
 	until    time.Time // when time alone changes the desired count
 	problem  problem   // of the template
@@ -62,6 +62,7 @@ type reconcileState struct {
 	todo     actions
 	made     int
 	writeAt  time.Time // when to write the status, which has changed in numbers alone; zero: not
+	refillAt time.Time // when to create members that are delayed; zero: none is
 }
 
 // problem is why a pool's template cannot be used; empty for a usable one.
@@ -74,6 +75,7 @@ func (r *reconciler) pass(ctx context.Context, p *extensions.SandboxWarmPool) (r
 		return reconcile.Result{}, err
 	}
 	s.todo = plan(s.target, s.members, s.now)
+	s.delayRefill()
 	err = r.remove(ctx, s)
 	if err == nil {
 		err = r.create(ctx, s)
@@ -89,8 +91,8 @@ func (r *reconciler) pass(ctx context.Context, p *extensions.SandboxWarmPool) (r
 
 // observe reads the state that the pass decides on.
 func (r *reconciler) observe(ctx context.Context, p *extensions.SandboxWarmPool) (*reconcileState, error) {
-	backoff, _ := r.backoffs.LoadOrStore(p.UID, &failureBackoff{})
-	s := &reconcileState{pool: p, backoff: backoff.(*failureBackoff)} //nolint:forcetypeassert // all values are
+	state, _ := r.states.LoadOrStore(p.UID, &poolState{})
+	s := &reconcileState{pool: p, poolState: state.(*poolState)} //nolint:forcetypeassert // all values are
 	revision, err := r.findTemplate(ctx, s)
 	if err != nil {
 		return nil, err
@@ -121,6 +123,24 @@ func (r *reconciler) observe(ctx context.Context, p *extensions.SandboxWarmPool)
 		s.target.warming = s.now.Before(s.warm.until)
 	}
 	return s, nil
+}
+
+// delayRefill has new members wait while claims arrive and at least half of the members are ready: a claim costs the API
+// server as much as a refill, and has a client that waits.
+func (s *reconcileState) delayRefill() {
+	last := s.usage.last.Add(refillDelay)
+	if s.todo.create == 0 || !s.now.Before(last) || s.usage.last.After(s.now) || 2*count(s.target, s.members).currentReady < s.target.desired {
+		s.delayed = time.Time{}
+		return
+	}
+	if s.delayed.IsZero() {
+		s.delayed = s.now
+	}
+	if end := s.delayed.Add(maxRefillDelay); s.now.Before(end) {
+		s.todo.create, s.refillAt = 0, sooner(last, end)
+		return
+	}
+	s.delayed = time.Time{}
 }
 
 // findTemplate reads the template. An unusable one sets s.problem and has no revision.
@@ -243,7 +263,7 @@ func endingSince(s *agents.Sandbox) time.Time {
 
 // again is when to reconcile without an event.
 func (s *reconcileState) again() reconcile.Result {
-	at := sooner(sooner(s.until, s.writeAt), next(s.target, s.members, s.now))
+	at := sooner(sooner(sooner(s.until, s.writeAt), s.refillAt), next(s.target, s.members, s.now))
 	if s.backoff.hold(s.now) {
 		at = sooner(at, s.backoff.retryAt)
 	}

@@ -191,7 +191,7 @@ func statusMessage(s *reconcileState, t memberCounts) string {
 		parts = append(parts, fmt.Sprintf("%d failed", t.failed))
 	}
 	if s.backoff.failures > 0 {
-		parts = append(parts, trial(s.backoff))
+		parts = append(parts, trial(&s.backoff))
 	}
 	return strings.Join(parts, "; ")
 }
@@ -234,18 +234,16 @@ func (r *reconciler) writeStatus(ctx context.Context, s *reconcileState) error {
 	if apiequality.Semantic.DeepEqual(&s.pool.Status, status) {
 		return nil
 	}
-	if last, ok := r.written.Load(s.pool.UID); ok && numbersAlone(s.pool, status) {
-		if s.writeAt = last.(time.Time).Add(statusInterval); s.now.Before(s.writeAt) { //nolint:forcetypeassert // all values are
-			return nil
-		}
-		s.writeAt = time.Time{}
+	if at := s.written.Add(statusInterval); s.now.Before(at) && numbersAlone(s.pool, status) {
+		s.writeAt = at
+		return nil
 	}
 	before := s.pool.Status
 	s.pool.Status = *status
 	if err := r.Client.Status().Update(ctx, s.pool); err != nil {
 		return fmt.Errorf("write status of warm pool %s/%s: %w", s.pool.Namespace, s.pool.Name, err)
 	}
-	r.written.Store(s.pool.UID, s.now)
+	s.written = s.now
 	for _, n := range eventsOf(&before, status) {
 		r.record(s.pool, n)
 	}

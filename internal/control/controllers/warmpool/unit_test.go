@@ -318,7 +318,7 @@ func TestConditions(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &reconcileState{pool: &extensions.SandboxWarmPool{}, target: give.target, members: pick(t, give.members), backoff: &failureBackoff{}, now: epoch}
+			s := &reconcileState{pool: &extensions.SandboxWarmPool{}, target: give.target, members: pick(t, give.members), poolState: &poolState{}, now: epoch}
 			s.target.revision = "new"
 			if give.change != nil {
 				give.change(s)
@@ -382,7 +382,7 @@ func TestStatusOfNumbers(t *testing.T) {
 	}
 	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "p", UID: "p"}}
 	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(p).WithObjects(p).Build()
-	r := &reconciler{Config: Config{Client: c}}
+	r, state := &reconciler{Config: Config{Client: c}}, &poolState{}
 	for _, step := range []struct {
 		name    string
 		after   time.Duration
@@ -403,7 +403,7 @@ func TestStatusOfNumbers(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := now.ResourceVersion
-		s := &reconcileState{pool: now, target: poolTarget{desired: 3, revision: "new"}, members: pick(t, step.members), backoff: &failureBackoff{}, now: epoch.Add(step.after)}
+		s := &reconcileState{pool: now, target: poolTarget{desired: 3, revision: "new"}, members: pick(t, step.members), poolState: state, now: epoch.Add(step.after)}
 		pending := !apiequality.Semantic.DeepEqual(&now.Status, statusOf(s)) && !step.want
 		if err := r.writeStatus(t.Context(), s); err != nil {
 			t.Fatal(err)
@@ -425,5 +425,44 @@ func TestLastClaimIsNoNumber(t *testing.T) {
 	p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{Autoscale: &extensions.PoolAutoscale{}}
 	if numbersAlone(p, now) {
 		t.Error("the last claim waits")
+	}
+}
+
+// TestDelayRefill: new members wait for a pause between claims, at most maxRefillDelay, while half of the pool is ready.
+func TestDelayRefill(t *testing.T) {
+	const half, few = "ready/new/1 ready/new/1", "ready/new/1 starting/new/1"
+	state := &poolState{}
+	for _, step := range []struct {
+		name    string
+		after   time.Duration
+		claimed time.Duration // the last claim, since epoch
+		members string
+		wait    time.Duration // until the refill; 0: none
+	}{
+		{"no claim", 0, -time.Hour, half, 0},
+		{"a claim", time.Second, time.Second, half, refillDelay},
+		{"the next", time.Second + 60*time.Millisecond, time.Second + 50*time.Millisecond, half, refillDelay - 10*time.Millisecond},
+		{"half are gone", time.Second + 70*time.Millisecond, time.Second + 70*time.Millisecond, few, 0},
+		{"claims again", 2 * time.Second, 2 * time.Second, half, refillDelay},
+		{"and on", 3*time.Second + 950*time.Millisecond, 3*time.Second + 950*time.Millisecond, half, 50 * time.Millisecond},
+		{"too long", 4 * time.Second, 4 * time.Second, half, 0},
+		{"once more", 4*time.Second + time.Millisecond, 4 * time.Second, half, refillDelay - time.Millisecond},
+		{"a pause", 4*time.Second + refillDelay, 4 * time.Second, half, 0},
+		{"another clock is ahead", 5 * time.Second, time.Minute, half, 0},
+		{"full", 6 * time.Second, 6 * time.Second, half + " " + half, 0},
+	} {
+		s := &reconcileState{
+			poolState: state, target: poolTarget{desired: 4, revision: "new"}, members: pick(t, step.members),
+			usage: usage{last: epoch.Add(step.claimed)}, now: epoch.Add(step.after),
+		}
+		s.todo = plan(s.target, s.members, s.now)
+		create := s.todo.create
+		s.delayRefill()
+		switch {
+		case step.wait == 0 && (s.todo.create != create || !s.refillAt.IsZero()):
+			t.Errorf("%s: %d of %d are created, the rest at %v", step.name, s.todo.create, create, s.refillAt)
+		case step.wait > 0 && (s.todo.create != 0 || !s.refillAt.Equal(s.now.Add(step.wait))):
+			t.Errorf("%s: %d are created, the rest at %v, not at %v", step.name, s.todo.create, s.refillAt, s.now.Add(step.wait))
+		}
 	}
 }

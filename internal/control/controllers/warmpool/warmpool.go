@@ -27,6 +27,10 @@ const (
 	retryMost  = time.Minute
 	// statusInterval is the least time between two writes of a pool's status that differ in numbers alone.
 	statusInterval = 500 * time.Millisecond
+	// refillDelay delays the creation of members after a claim, while at least half of the pool is ready;
+	// maxRefillDelay bounds all delays of one refill.
+	refillDelay    = 100 * time.Millisecond
+	maxRefillDelay = 2 * time.Second
 )
 
 // Objects reads what a pool needs besides the API server; package cache has it.
@@ -68,7 +72,7 @@ type Config struct {
 	StuckAfter time.Duration
 	// GoneAfter is how long the deletion of a member counts as a member. Default 5 minutes.
 	GoneAfter time.Duration
-	// Coalesce is how long a sandbox's event waits for more of its pool. Default 20 ms; negative: not at all.
+	// Coalesce is how long a sandbox's event waits for more of its pool. Default 50 ms; negative: not at all.
 	Coalesce time.Duration
 }
 
@@ -80,7 +84,7 @@ func (c *Config) complete() error {
 	c.StuckAfter = cmp.Or(c.StuckAfter, 5*time.Minute)
 	c.GoneAfter = cmp.Or(c.GoneAfter, 5*time.Minute)
 	c.ColdAfter = cmp.Or(c.ColdAfter, 2*time.Minute)
-	c.Coalesce = max(cmp.Or(c.Coalesce, 20*time.Millisecond), 0)
+	c.Coalesce = max(cmp.Or(c.Coalesce, 50*time.Millisecond), 0)
 	return nil
 }
 
@@ -102,16 +106,21 @@ type reconciler struct {
 	Config
 	expected *expectations
 	names    sync.Map // of pools: types.UID to types.NamespacedName
-	backoffs sync.Map // of pools: types.UID to *failureBackoff, which only the pool's pass uses
-	written  sync.Map // of pools: types.UID to the time.Time of the last write of the status
+	states   sync.Map // of pools: types.UID to *poolState, which only the pool's pass uses
+}
+
+// poolState is what one pass over a pool leaves to the next.
+type poolState struct {
+	backoff failureBackoff
+	written time.Time // the last write of the status
+	delayed time.Time // since when a refill is delayed; zero: it is not
 }
 
 // forget drops the state of a deleted pool.
 func (r *reconciler) forget(pool types.UID) {
 	r.expected.forget(pool)
 	r.names.Delete(pool)
-	r.backoffs.Delete(pool)
-	r.written.Delete(pool)
+	r.states.Delete(pool)
 }
 
 // predecessors returns the UIDs of earlier pools of a name.
