@@ -102,9 +102,10 @@ func measure(b *testing.B, s side) turn {
 	t.Figures[claimP50] = percentile(one.millis, 0.5)
 	l.settle()
 
-	before, read := l.writes(), l.requests(readVerbs)
+	before, read, used := l.writes(), l.requests(readVerbs), processorTimes(b)
 	many, err := l.claim(*claims, atOnce)
 	must(b, err)
+	t.Processor = processorTimes(b).since(used).per(*claims)
 	l.settle()
 	t.Writes, t.Reads = l.writes().since(before).per(*claims), l.requests(readVerbs).since(read).per(*claims)
 	t.Figures[claimP99] = percentile(many.millis, 0.99)

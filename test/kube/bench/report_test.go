@@ -58,8 +58,10 @@ func (b bar) met(value float64) bool {
 // turn is what one side's turn showed.
 type turn struct {
 	Figures map[string]float64 `json:"figures"`
-	Writes  writes             `json:"writesPerClaim"`
-	Reads   writes             `json:"readsPerClaim,omitempty"` // BenchmarkClaims alone has them
+	Writes  counts             `json:"writesPerClaim"`
+	Reads   counts             `json:"readsPerClaim,omitempty"` // BenchmarkClaims alone has them
+	// Processor is in ms, from the first of the claims that are made at once to their last; refills that come later are not in it.
+	Processor counts `json:"processorMillisPerClaim,omitempty"` // likewise
 }
 
 // report is all that a run found.
@@ -194,8 +196,9 @@ func (r *report) writeTable(out io.Writer) error {
 		}
 		fmt.Fprintln(w, strings.Join(cells, "\t"))
 	}
-	r.writeRequests(w, "WRITES", func(t turn) writes { return t.Writes })
-	r.writeRequests(w, "READS", func(t turn) writes { return t.Reads })
+	r.writeCounts(w, "API WRITES", func(t turn) counts { return t.Writes })
+	r.writeCounts(w, "API READS", func(t turn) counts { return t.Reads })
+	r.writeCounts(w, "PROCESSOR TIME, MS,", func(t turn) counts { return t.Processor })
 	return w.Flush()
 }
 
@@ -229,20 +232,23 @@ func (f result) verdict() string {
 	return fmt.Sprintf("%s %g: %s", sign, f.Bar.Value, verdict)
 }
 
-// writeRequests lists what some requests are, of the turns' means, the most frequent first.
-func (r *report) writeRequests(out io.Writer, title string, of func(turn) writes) {
-	fmt.Fprintf(out, "\nAPI %s PER CLAIM, MEAN\n", title)
-	mean := map[string]writes{}
+// writeCounts lists what was counted for a claim, of the turns' means, the most first.
+func (r *report) writeCounts(out io.Writer, title string, of func(turn) counts) {
+	mean := map[string]counts{}
 	for side, turns := range r.Turns {
 		for _, t := range turns {
 			for key, n := range of(t) {
 				if mean[key] == nil {
-					mean[key] = writes{}
+					mean[key] = counts{}
 				}
 				mean[key][side] += n / float64(len(turns))
 			}
 		}
 	}
+	if len(mean) == 0 {
+		return
+	}
+	fmt.Fprintf(out, "\n%s PER CLAIM, MEAN\n", title)
 	keys := slices.SortedFunc(maps.Keys(mean), func(a, b string) int {
 		return cmp.Or(cmp.Compare(mean[b].total(), mean[a].total()), strings.Compare(a, b))
 	})

@@ -206,7 +206,7 @@ func (s *scale) resize(size int) float64 {
 // claims claims by one replica, by two, and so on, and then by all together with SandboxClaims. What is claimed is removed
 // before the next time.
 func (s *scale) claims() {
-	s.Writes = writes{}
+	s.Writes = counts{}
 	var byAll, mixedE2B, mixedClaims claimed
 	lost := map[string]float64{}
 	for range *rounds {
@@ -244,7 +244,7 @@ func (s *scale) claims() {
 }
 
 // cleared returns the writes since some, refills included, and removes what was claimed.
-func (s *scale) cleared(before writes, all ...claimed) writes {
+func (s *scale) cleared(before counts, all ...claimed) counts {
 	s.Helper()
 	s.settle()
 	w := s.writes().since(before)

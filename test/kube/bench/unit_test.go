@@ -27,7 +27,7 @@ apiserver_request_total{code="200",group="",resource="",subresource="/metrics",v
 	if read, err := parseRequests(text, readVerbs); err != nil || len(read) != 1 || read["LIST pods"] != 100 {
 		t.Errorf("reads = %v, %v", read, err)
 	}
-	per := got.since(writes{"POST pods": 1, "POST pods: 409": 1, "POST pods/binding": 2}).per(2)
+	per := got.since(counts{"POST pods": 1, "POST pods: 409": 1, "POST pods/binding": 2}).per(2)
 	if len(per) != 2 || per["POST pods"] != 1 || per["PATCH sandboxes/status"] != 2.5 {
 		t.Errorf("per claim = %v", per)
 	}
@@ -40,11 +40,11 @@ func TestReport(t *testing.T) {
 		n := float64(i + 1)
 		r.add("ours", turn{
 			Figures: map[string]float64{claimP50: 4 * n, claimP99: 10 * n, claimRate: 30 * n, e2bP50: n, claimWrites: 11, poolFilled: 2 * n},
-			Writes:  writes{"POST pods": 1}, Reads: writes{"GET sandboxtemplates": 1},
+			Writes:  counts{"POST pods": 1}, Reads: counts{"GET sandboxtemplates": 1},
 		})
 		r.add("theirs", turn{
 			Figures: map[string]float64{claimP50: 10 * n, claimP99: 12 * n, claimRate: 10 * n, claimWrites: 22, poolFilled: 2 * n},
-			Writes:  writes{"POST pods": 1, "PUT sandboxclaims": 2},
+			Writes:  counts{"POST pods": 1, "PUT sandboxclaims": 2},
 		})
 	}
 	r.sum()
@@ -96,5 +96,16 @@ func TestReportAlone(t *testing.T) {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("the table lacks %q:\n%s", line, &out)
 		}
+	}
+}
+
+// TestParseStat: a name may have anything in it.
+func TestParseStat(t *testing.T) {
+	parent, millis, err := parseStat("17 (a) R (b c) S 5 17 17 0 -1 4194560 100 0 0 0 30 12 0 0 20 0 8 0 100 0 0")
+	if parent != 5 || millis != 420 || err != nil {
+		t.Errorf("parent %d, %v ms, %v", parent, millis, err)
+	}
+	if _, _, err := parseStat("17 (a) S 5"); err == nil {
+		t.Error("what is cut off is no error")
 	}
 }

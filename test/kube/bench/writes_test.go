@@ -12,9 +12,8 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// writes counts requests by verb, resource and refusal, such as "PATCH sandboxes/status" and "POST pods: 409": those that write, or with
-// readVerbs those that read.
-type writes map[string]float64
+// counts are numbers by name. Those of requests are by verb, resource and refusal, such as "PATCH sandboxes/status" and "POST pods: 409".
+type counts map[string]float64
 
 var (
 	writeVerbs = []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
@@ -22,10 +21,10 @@ var (
 )
 
 // writes reads how many requests kube-apiserver has served that write, refused ones too.
-func (l *load) writes() writes { return l.requests(writeVerbs) }
+func (l *load) writes() counts { return l.requests(writeVerbs) }
 
 // requests reads how many requests of these verbs kube-apiserver has served, refused ones too.
-func (l *load) requests(verbs []string) writes {
+func (l *load) requests(verbs []string) counts {
 	l.Helper()
 	text, err := l.cluster.Client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(context.WithoutCancel(l.Context()))
 	must(l, err)
@@ -43,12 +42,12 @@ func parseMetrics(text []byte) (map[string]*dto.MetricFamily, error) {
 }
 
 // parseRequests counts those of some verbs in the text of /metrics.
-func parseRequests(text []byte, verbs []string) (writes, error) {
+func parseRequests(text []byte, verbs []string) (counts, error) {
 	families, err := parseMetrics(text)
 	if err != nil {
 		return nil, err
 	}
-	counted := writes{}
+	counted := counts{}
 	for _, m := range families["apiserver_request_total"].GetMetric() {
 		verb, resource := label(m, "verb"), label(m, "resource")
 		if !slices.Contains(verbs, verb) || resource == "" || slices.Contains(ignored, resource) {
@@ -74,7 +73,7 @@ func label(m *dto.Metric, name string) string {
 	return ""
 }
 
-func (w writes) total() (sum float64) {
+func (w counts) total() (sum float64) {
 	for n := range maps.Values(w) {
 		sum += n
 	}
@@ -82,7 +81,7 @@ func (w writes) total() (sum float64) {
 }
 
 // refused counts the writes that were refused with 409, but those by kube-controller-manager's disruption controller.
-func (w writes) refused() (sum float64) {
+func (w counts) refused() (sum float64) {
 	for key, n := range w {
 		if strings.HasSuffix(key, ": 409") && !strings.Contains(key, " poddisruptionbudgets/status") {
 			sum += n
@@ -92,8 +91,8 @@ func (w writes) refused() (sum float64) {
 }
 
 // since returns what was added.
-func (w writes) since(before writes) writes {
-	added := writes{}
+func (w counts) since(before counts) counts {
+	added := counts{}
 	for key, n := range w {
 		if n != before[key] {
 			added[key] = n - before[key]
@@ -103,8 +102,8 @@ func (w writes) since(before writes) writes {
 }
 
 // per divides by a number of claims.
-func (w writes) per(claims int) writes {
-	each := writes{}
+func (w counts) per(claims int) counts {
+	each := counts{}
 	for key, n := range w {
 		each[key] = n / float64(claims)
 	}
