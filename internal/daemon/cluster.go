@@ -31,7 +31,7 @@ func (d *Daemon) makeRunner(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.runner, err = podrun.New(podrun.Config{Log: d.cfg.Log, Cache: d.cache, Placer: placer, Agents: d.binder, Tokens: d.tokens})
+	d.runner, err = podrun.New(podrun.Config{Log: d.cfg.Log, Cache: d.cache, Placer: placer, Agents: d.binder, Tokens: d.tokens, LastWarmClaim: d.picker.LastWarmClaim})
 	if err != nil {
 		return err
 	}

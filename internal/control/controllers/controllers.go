@@ -32,10 +32,6 @@ import (
 const (
 	retryFirst = 200 * time.Millisecond
 	retryMost  = time.Minute
-	// startDelay delays the start of a member after a warm claim; maxStartDelay bounds all delays of one
-	// member by the object's age, which has a resolution of one second.
-	startDelay    = 100 * time.Millisecond
-	maxStartDelay = 2 * time.Second
 	// firstStatusDelay is the age from which a member of a cluster has a status, if it has not run by then.
 	firstStatusDelay = 10 * time.Second
 )

@@ -185,20 +185,13 @@ func (r *sandboxReconciler) mayStart(ctx context.Context, s *agents.Sandbox) boo
 // awaitStartDelay delays the start of a member while warm claims arrive. The start limit bounds the number
 // of waiting workers.
 func (r *sandboxReconciler) awaitStartDelay(ctx context.Context, s *agents.Sandbox) {
-	for wait := r.remainingDelay(s); wait > 0 && ctx.Err() == nil; wait = r.remainingDelay(s) {
+	delay := func() time.Duration { return ClaimDelay(r.LastWarmClaim, s.CreationTimestamp.Time) }
+	for wait := delay(); wait > 0 && ctx.Err() == nil; wait = delay() {
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
 		}
 	}
-}
-
-// remainingDelay returns how long the start of a member is still delayed.
-func (r *sandboxReconciler) remainingDelay(s *agents.Sandbox) time.Duration {
-	if r.LastWarmClaim == nil || time.Since(s.CreationTimestamp.Time) >= maxStartDelay {
-		return 0
-	}
-	return startDelay - time.Since(r.LastWarmClaim())
 }
 
 // announceStart writes this node to the status before any slow step. If two servers see a sandbox without

@@ -10,30 +10,44 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-
-	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
-// A member waits after a warm claim, at most maxStartDelay, and not if the claim emptied the pool.
-func TestMembersWaitAfterWarmClaim(t *testing.T) { synctest.Test(t, testMembersWaitAfterWarmClaim) }
+// Work waits after a warm claim, at most MaxClaimDelay, and not if the claim emptied the pool.
+func TestClaimDelay(t *testing.T) { synctest.Test(t, testClaimDelay) }
 
-func testMembersWaitAfterWarmClaim(t *testing.T) {
-	fresh, old := newSandbox(), newSandbox()
-	fresh.CreationTimestamp, old.CreationTimestamp = metav1.Now(), metav1.NewTime(time.Now().Add(-maxStartDelay))
+func testClaimDelay(t *testing.T) {
 	for name, c := range map[string]struct {
-		lastClaim time.Time
-		s         *agents.Sandbox
-		waits     bool
+		claimed, late time.Duration // ago
+		wait          time.Duration
 	}{
-		"a claim just now":         {time.Now(), fresh, true},
-		"a claim long ago":         {time.Now().Add(-startDelay), fresh, false},
-		"none, or an empty pool":   {time.Time{}, fresh, false},
-		"maxStartDelay has passed": {time.Now(), old, false},
+		"a claim just now":         {0, 0, ClaimPause},
+		"a claim before that":      {ClaimPause / 2, time.Second, ClaimPause / 2},
+		"a claim long ago":         {ClaimPause, 0, 0},
+		"none, or an empty pool":   {time.Hour, 0, 0},
+		"the end of the delay":     {0, MaxClaimDelay - time.Millisecond, time.Millisecond},
+		"MaxClaimDelay has passed": {0, MaxClaimDelay, 0},
+		"another clock is ahead":   {0, -time.Minute, 0},
 	} {
-		r := &sandboxReconciler{SandboxConfig: SandboxConfig{LastWarmClaim: func() time.Time { return c.lastClaim }}}
-		if wait := r.remainingDelay(c.s); (wait > 0) != c.waits || wait > startDelay {
-			t.Errorf("%s: waits %s", name, wait)
+		now := time.Now()
+		if wait := ClaimDelay(func() time.Time { return now.Add(-c.claimed) }, now.Add(-c.late)); max(wait, 0) != c.wait {
+			t.Errorf("%s: waits %s, not %s", name, wait, c.wait)
 		}
+	}
+	if wait := ClaimDelay(nil, time.Now()); wait != 0 {
+		t.Errorf("without claims: waits %s", wait)
+	}
+}
+
+// TestMemberStartWaits: the start of a member waits for a pause.
+func TestMemberStartWaits(t *testing.T) { synctest.Test(t, testMemberStartWaits) }
+
+func testMemberStartWaits(t *testing.T) {
+	s, began := newSandbox(), time.Now()
+	s.CreationTimestamp = metav1.NewTime(began)
+	r := &sandboxReconciler{SandboxConfig: SandboxConfig{LastWarmClaim: func() time.Time { return began }}}
+	r.awaitStartDelay(t.Context(), s)
+	if waited := time.Since(began); waited != ClaimPause {
+		t.Errorf("waited %s", waited)
 	}
 }
 

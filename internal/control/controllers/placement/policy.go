@@ -80,26 +80,29 @@ func (n netPolicy) object(meta metav1.ObjectMeta, value string) *networkingv1.Ne
 }
 
 // Restrict applies the network policy of a sandbox to its Pod, and marks that of a claimed sandbox, which may not be
-// evicted. Unless there is exactly one it only checks the policy: Place applies it before it writes the Pod, and of several none
-// is touched. Kinds of error are those of Place.
-func (p *Placer) Restrict(ctx context.Context, s *agents.Sandbox, owned []*corev1.Pod) error {
+// evicted. With later set the mark may wait, and waits reports that it does: call Restrict again. Unless there is exactly one Pod it
+// only checks the policy: Place applies it before it writes the Pod, and of several none is touched. Kinds of error are those of Place.
+func (p *Placer) Restrict(ctx context.Context, s *agents.Sandbox, owned []*corev1.Pod, later bool) (waits bool, err error) {
 	if len(owned) != 1 {
 		_, err := p.policyOf(s)
-		return err
+		return false, err
 	}
 	marks, err := p.placePolicies(ctx, s)
 	if err != nil {
-		return err
+		return false, err
 	}
 	pod, now := owned[0], owned[0].DeepCopy()
+	if waits = later && marks.claimed && pod.Labels[sandbox.LabelClaimed] != "true"; waits {
+		marks.claimed = false
+	}
 	marks.set(&now.ObjectMeta, s)
 	if pod.DeletionTimestamp != nil || maps.Equal(pod.Labels, now.Labels) {
-		return nil
+		return waits, nil
 	}
 	if err := p.cfg.Client.Patch(ctx, now, client.MergeFrom(pod)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("label Pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		return false, fmt.Errorf("label Pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	return nil
+	return waits, nil
 }
 
 // podMarks is what selects a Pod for policies.

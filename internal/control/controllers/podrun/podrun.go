@@ -20,7 +20,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
@@ -51,13 +53,15 @@ type Agents interface {
 	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
 }
 
-// Config configures New. All but Log is required.
+// Config configures New. All but Log and LastWarmClaim is required.
 type Config struct {
 	Log    *slog.Logger
 	Cache  Cache
 	Placer *placement.Placer
 	Agents Agents
 	Tokens *sandbox.Tokens
+	// LastWarmClaim returns the time of the last claim, as in controllers.SandboxConfig.
+	LastWarmClaim func() time.Time
 }
 
 // Runner runs sandboxes as Pods. It is safe for concurrent use.
@@ -65,6 +69,9 @@ type Runner struct {
 	cfg Config
 	// placed has Pods that this process has created and the cache may not show yet: another would be refused.
 	placed *assumecache.Cache[corev1.Pod, *corev1.Pod]
+
+	// reconcileAfter has a sandbox reconciled after a time; Changes sets it.
+	reconcileAfter func(reconcile.Request, time.Duration)
 
 	mu    sync.Mutex
 	bound map[types.NamespacedName]binding // the last request that the agent of a sandbox accepted; +checklocks:mu
@@ -93,7 +100,10 @@ func New(cfg Config) (*Runner, error) {
 
 func newRunner(cfg Config) *Runner {
 	none := func(context.Context, types.NamespacedName) (*corev1.Pod, error) { return nil, errs.ErrNotFound } // see Runner.place
-	return &Runner{cfg: cfg, placed: assumecache.New[corev1.Pod](none), bound: map[types.NamespacedName]binding{}}
+	return &Runner{
+		cfg: cfg, placed: assumecache.New[corev1.Pod](none), bound: map[types.NamespacedName]binding{},
+		reconcileAfter: func(reconcile.Request, time.Duration) {},
+	}
 }
 
 // Ensure makes the Pod of a sandbox, and prepares its agent once the Pod runs. The returned state is pending until then. For a
@@ -144,13 +154,19 @@ func (r *Runner) Bind(ctx context.Context, s *agents.Sandbox) error {
 	return r.send(ctx, s, runOf(pods[0]))
 }
 
-// SetEgress applies the sandbox's policies to its Pod. It refuses what no NetworkPolicy can express.
+// SetEgress applies the sandbox's policies to its Pod. It refuses what no NetworkPolicy can express. That a claimed sandbox may not be
+// evicted waits for a pause between claims.
 func (r *Runner) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 	pods, err := r.pods(ctx, s.UID)
 	if err != nil {
 		return err
 	}
-	return r.cfg.Placer.Restrict(ctx, s, pods)
+	wait := controllers.ClaimDelay(r.cfg.LastWarmClaim, barchan.ExactTime(s, pool.AnnotationClaimedAt))
+	waits, err := r.cfg.Placer.Restrict(ctx, s, pods, wait > 0)
+	if waits {
+		r.reconcileAfter(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(s)}, wait)
+	}
+	return err
 }
 
 // Suspend deletes the Pod of a sandbox that keeps its volumes only. Without a Pod it makes what the sandbox has beside that: one that
@@ -250,6 +266,10 @@ func (r *Runner) state(ctx context.Context, s *agents.Sandbox, pods []*corev1.Po
 // changes or deletes it. The Runner needs these events too.
 func (r *Runner) Changes(from crcache.Cache) []source.Source {
 	return []source.Source{
+		source.Func(func(_ context.Context, q controllers.Queue) error {
+			r.reconcileAfter = q.AddAfter
+			return nil
+		}),
 		controllers.Watch(from, &corev1.Pod{}, func(_ context.Context, old, now *corev1.Pod, q controllers.Queue) {
 			r.placed.Observe(old, now)
 			addOwner(q, cmp.Or(now, old))

@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/controllers"
 )
 
 // Reconcile makes one pass over one pool.
@@ -128,19 +129,19 @@ func (r *reconciler) observe(ctx context.Context, p *extensions.SandboxWarmPool)
 // delayRefill has new members wait while claims arrive and at least half of the members are ready: a claim costs the API
 // server as much as a refill, and has a client that waits.
 func (s *reconcileState) delayRefill() {
-	last := s.usage.last.Add(refillDelay)
-	if s.todo.create == 0 || !s.now.Before(last) || s.usage.last.After(s.now) || 2*count(s.target, s.members).currentReady < s.target.desired {
+	if s.todo.create == 0 || 2*count(s.target, s.members).currentReady < s.target.desired || s.usage.last.After(s.now) {
 		s.delayed = time.Time{}
 		return
 	}
 	if s.delayed.IsZero() {
 		s.delayed = s.now
 	}
-	if end := s.delayed.Add(maxRefillDelay); s.now.Before(end) {
-		s.todo.create, s.refillAt = 0, sooner(last, end)
+	wait := controllers.ClaimDelay(func() time.Time { return s.usage.last }, s.delayed)
+	if wait <= 0 {
+		s.delayed = time.Time{}
 		return
 	}
-	s.delayed = time.Time{}
+	s.todo.create, s.refillAt = 0, s.now.Add(wait)
 }
 
 // findTemplate reads the template. An unusable one sets s.problem and has no revision.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -20,6 +21,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/controllers"
 )
 
 func box(uid types.UID, labels map[string]string) *agents.Sandbox {
@@ -428,32 +430,35 @@ func TestLastClaimIsNoNumber(t *testing.T) {
 	}
 }
 
-// TestDelayRefill: new members wait for a pause between claims, at most maxRefillDelay, while half of the pool is ready.
-func TestDelayRefill(t *testing.T) {
-	const half, few = "ready/new/1 ready/new/1", "ready/new/1 starting/new/1"
-	state := &poolState{}
+// TestDelayRefill: new members wait for a pause between claims, at most controllers.MaxClaimDelay, while half of the pool is ready.
+func TestDelayRefill(t *testing.T) { synctest.Test(t, testDelayRefill) }
+
+func testDelayRefill(t *testing.T) {
+	const half, few, pause = "ready/new/1 ready/new/1", "ready/new/1 starting/new/1", controllers.ClaimPause
+	state, began := &poolState{}, time.Now()
 	for _, step := range []struct {
 		name    string
-		after   time.Duration
-		claimed time.Duration // the last claim, since epoch
+		at      time.Duration
+		ago     time.Duration // the last claim
 		members string
 		wait    time.Duration // until the refill; 0: none
 	}{
-		{"no claim", 0, -time.Hour, half, 0},
-		{"a claim", time.Second, time.Second, half, refillDelay},
-		{"the next", time.Second + 60*time.Millisecond, time.Second + 50*time.Millisecond, half, refillDelay - 10*time.Millisecond},
-		{"half are gone", time.Second + 70*time.Millisecond, time.Second + 70*time.Millisecond, few, 0},
-		{"claims again", 2 * time.Second, 2 * time.Second, half, refillDelay},
-		{"and on", 3*time.Second + 950*time.Millisecond, 3*time.Second + 950*time.Millisecond, half, 50 * time.Millisecond},
-		{"too long", 4 * time.Second, 4 * time.Second, half, 0},
-		{"once more", 4*time.Second + time.Millisecond, 4 * time.Second, half, refillDelay - time.Millisecond},
-		{"a pause", 4*time.Second + refillDelay, 4 * time.Second, half, 0},
-		{"another clock is ahead", 5 * time.Second, time.Minute, half, 0},
-		{"full", 6 * time.Second, 6 * time.Second, half + " " + half, 0},
+		{"no claim", 0, time.Hour, half, 0},
+		{"a claim", time.Second, 0, half, pause},
+		{"the next", time.Second + 60*time.Millisecond, 10 * time.Millisecond, half, pause - 10*time.Millisecond},
+		{"half are gone", time.Second + 70*time.Millisecond, 0, few, 0},
+		{"claims again", 2 * time.Second, 0, half, pause},
+		{"and on", 3*time.Second + 950*time.Millisecond, 0, half, 50 * time.Millisecond},
+		{"too long", 4 * time.Second, 0, half, 0},
+		{"once more", 4*time.Second + time.Millisecond, time.Millisecond, half, pause - time.Millisecond},
+		{"a pause", 4*time.Second + pause, pause, half, 0},
+		{"another clock is ahead", 5 * time.Second, -time.Minute, half, 0},
+		{"full", 6 * time.Second, 0, half + " " + half, 0},
 	} {
+		time.Sleep(time.Until(began.Add(step.at)))
 		s := &reconcileState{
 			poolState: state, target: poolTarget{desired: 4, revision: "new"}, members: pick(t, step.members),
-			usage: usage{last: epoch.Add(step.claimed)}, now: epoch.Add(step.after),
+			usage: usage{last: time.Now().Add(-step.ago)}, now: time.Now(),
 		}
 		s.todo = plan(s.target, s.members, s.now)
 		create := s.todo.create
@@ -461,8 +466,8 @@ func TestDelayRefill(t *testing.T) {
 		switch {
 		case step.wait == 0 && (s.todo.create != create || !s.refillAt.IsZero()):
 			t.Errorf("%s: %d of %d are created, the rest at %v", step.name, s.todo.create, create, s.refillAt)
-		case step.wait > 0 && (s.todo.create != 0 || !s.refillAt.Equal(s.now.Add(step.wait))):
-			t.Errorf("%s: %d are created, the rest at %v, not at %v", step.name, s.todo.create, s.refillAt, s.now.Add(step.wait))
+		case step.wait > 0 && (s.todo.create != 0 || s.again().RequeueAfter != step.wait):
+			t.Errorf("%s: %d are created, the rest in %v, not in %v", step.name, s.todo.create, s.again().RequeueAfter, step.wait)
 		}
 	}
 }

@@ -27,10 +27,6 @@ const (
 	retryMost  = time.Minute
 	// statusInterval is the least time between two writes of a pool's status that differ in numbers alone.
 	statusInterval = 500 * time.Millisecond
-	// refillDelay delays the creation of members after a claim, while at least half of the pool is ready;
-	// maxRefillDelay bounds all delays of one refill.
-	refillDelay    = 100 * time.Millisecond
-	maxRefillDelay = 2 * time.Second
 )
 
 // Objects reads what a pool needs besides the API server; package cache has it.
