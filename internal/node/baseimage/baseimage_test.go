@@ -129,6 +129,10 @@ func checkUser(t *testing.T, files map[string]entry) {
 	if h := files["etc/sudoers.d/user"]; h.Mode&0o777 != 0o440 || !strings.Contains(h.data, "NOPASSWD: ALL") {
 		t.Errorf("sudoers.d/user is %o %q", h.Mode, h.data)
 	}
+	profile := files["etc/profile"].data + files["root/.profile"].data
+	if !strings.Contains(profile, "PATH=") || strings.Contains(profile, `"$(id -u)"`) || strings.Contains(profile, "\nmesg n") {
+		t.Errorf("a login shell starts a process: %s", profile)
+	}
 	if !strings.Contains(files["etc/passwd"].data, "\nuser:x:1000:1000::/home/user:/bin/bash\n") {
 		t.Errorf("passwd = %s", files["etc/passwd"].data)
 	}

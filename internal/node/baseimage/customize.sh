@@ -17,6 +17,11 @@ SUDO
 chmod 0440 "$root/etc/sudoers.d/user"
 chroot "$root" visudo --check --quiet
 
+# Each command of E2B's SDKs is a login shell, which starts id(1), and root's mesg(1). In a sandbox a process takes longer than the
+# rest of the shell's start. bash knows its user, and without a terminal there is nothing for mesg to do.
+sed -i 's/\$(id -u)/${EUID:-$(id -u)}/g' "$root/etc/profile"
+sed -i 's/^mesg n/[ ! -t 0 ] || mesg n/' "$root/root/.profile"
+
 ln -sf python3 "$root/usr/bin/python"
 
 # The runtime binds its own files over these three; they must exist for that.
