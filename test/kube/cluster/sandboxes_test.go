@@ -335,7 +335,7 @@ spec: {podTemplate: {spec: {terminationGracePeriodSeconds: 1, containers: [{name
 		}
 		return nil
 	})
-	if text := get("/metrics"); !strings.Contains(text, `barchan_gateway_dials_total{result="unproved"}`) {
+	if text := b.curl(strings.Replace(url, ":7700", ":7790", 1) + "/metrics"); !strings.Contains(text, `barchan_gateway_dials_total{result="unproved"}`) {
 		b.Error("no connection is counted as unproved")
 	}
 	b.kubectl("scale", "deployment", "-n", system, "barchan-controller", "--replicas=2")
