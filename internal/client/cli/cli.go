@@ -79,7 +79,7 @@ func report(ctx context.Context, a *app.App, err error) int {
 	usage, ok := errors.AsType[*app.UsageError](err)
 	switch {
 	case ok:
-		fmt.Fprintf(a.Stderr, "usage: %s\nSee `%s --help`.\n", usage.Cmd.UseLine(), usage.Cmd.CommandPath())
+		fmt.Fprintf(a.Stderr, "usage: %s\nSee `%s --help`.\n", app.UseLine(usage.Cmd), usage.Cmd.CommandPath())
 		return app.CodeUsage
 	case strings.HasPrefix(err.Error(), "unknown command"): // cobra has no type for it
 		fmt.Fprintln(a.Stderr, "See `barchan --help`.")
@@ -97,6 +97,7 @@ func root(a *app.App) *cobra.Command {
 		SilenceErrors: true,
 		RunE:          app.Noun,
 		Args:          cobra.ArbitraryArgs,
+		Annotations:   app.NounMark(),
 		Version:       a.Version().Text(),
 
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.ChooseNamespace(cmd.Context(), cmd) },

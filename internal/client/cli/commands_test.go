@@ -28,8 +28,8 @@ const (
 func TestStatusAndEnv(t *testing.T) {
 	s := newServer(t, nil)
 	s.add(id1, "running", nil)
-	s.run("", "status").want(t, 0, "State        ready\n", "")
-	s.run("", "status").want(t, 0, "Sandboxes    1 running\n", "")
+	s.run("", "status").want(t, 0, "State         ready\n", "")
+	s.run("", "status").want(t, 0, "Sandboxes     1 running\n", "")
 	var st adminclient.Status
 	if err := json.Unmarshal([]byte(s.run("", "status", "--json").stdout), &st); err != nil || st.Version != "1.2.3" {
 		t.Errorf("%+v, %v", st, err)
@@ -143,7 +143,7 @@ func TestImages(t *testing.T) {
 	s.run("", "image", "push", "hello", "reg.test/a", "--password-stdin").want(t, 2, "", "--password-stdin needs --username")
 	s.run("", "image", "prune", "--json").want(t, 0, `"ref": "reg.test/b:1"`, "")
 	s.run("", "image", "prune").want(t, 0, "", "")
-	s.run("", "image", "rm", "none", "x").want(t, 1, "x\n", "barchan: no image none\n")
+	s.run("", "image", "rm", "none", "x").want(t, 1, "x\n", "barchan: image \"none\" not found; `barchan image ls` lists them\n")
 }
 
 func TestRun(t *testing.T) {
@@ -162,9 +162,9 @@ func TestRun(t *testing.T) {
 		t.Errorf("--keep: %d sandboxes", len(s.sandboxes))
 	}
 	s.run("", "run", "--template", "nope", "--", "true").want(t, 1, "", "barchan: template 'nope' not found\n")
-	s.run("", "run", "--timeout", "1ms", "--", "true").want(t, 1, "", "--timeout: 1ms is too short")
-	s.run("", "run", "-e", "=x", "--", "true").want(t, 1, "", "want NAME=VALUE")
-	s.run("", "run", "-t", "--", "true").want(t, 1, "", "-t: standard input and output are not a terminal")
+	s.run("", "run", "--timeout", "1ms", "--", "true").want(t, 2, "", "--timeout: 1ms is too short")
+	s.run("", "run", "-e", "=x", "--", "true").want(t, 2, "", `"=x" is neither NAME=VALUE`)
+	s.run("", "run", "-t", "--", "true").want(t, 2, "", "-t: standard input and output are not a terminal")
 	s.run("", "run").want(t, 2, "", "COMMAND is missing")
 	s.run("", "run", "--", "/no/such/program").want(t, 127, "", "/no/such/program")
 }

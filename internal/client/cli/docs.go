@@ -20,8 +20,8 @@ func WriteDocs(w io.Writer) {
 	root := Root()
 	fmt.Fprint(w, "# The command line\n\nWritten by internal/client/cli/generate.sh; do not edit.\n\n")
 	fmt.Fprint(w, root.Long+"\n\n")
-	fmt.Fprint(w, "Data goes to standard output, talk to standard error. Exit codes: 0 done, 1 failed, 2 wrong call; `run` and `exec`\n"+
-		"give the remote command's, 127 if it is not there and 126 if it cannot be executed. A signal gives 128 and its number:\n"+
+	fmt.Fprint(w, "Results go to standard output, messages to standard error. Exit codes: 0 success, 1 error, 2 usage error; `run` and\n"+
+		"`exec` return the command's, 127 if it does not exist and 126 if it cannot be executed. A signal gives 128 and its number:\n"+
 		"130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 after a write to a closed pipe.\n\n"+
 		"SANDBOX, SNAPSHOT, TEMPLATE, POOL and KEY stand for an ID or a name, as `ls` shows them; an ID wins over a name. The ID of a\n"+
 		"sandbox can be shortened to a unique beginning.\n\n"+
@@ -31,6 +31,7 @@ func WriteDocs(w io.Writer) {
 		"directory are used.\n\n")
 	writeFlags(w, "Flags of every command", root.PersistentFlags(), nil)
 	settings := writeSettings(w)
+	root.PersistentFlags().VisitAll(func(f *pflag.Flag) { settings[f.Name] = true })
 	for _, c := range root.Commands() {
 		writeCommand(w, c, settings)
 	}
@@ -61,7 +62,7 @@ func writeCommand(w io.Writer, c *cobra.Command, settings map[string]bool) {
 		return
 	}
 	if c.HasSubCommands() {
-		if strings.Contains(c.Use, " ") { // but for a noun that is a verb too, it does nothing alone
+		if !app.IsNoun(c) {
 			writeOne(w, c, settings)
 		}
 		for _, sub := range c.Commands() {
@@ -84,7 +85,10 @@ func writeOne(w io.Writer, c *cobra.Command, settings map[string]bool) {
 	if c.Example != "" {
 		fmt.Fprintf(w, "```\n%s\n```\n\n", c.Example)
 	}
-	writeFlags(w, "", c.Flags(), settings)
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	flags.AddFlagSet(c.LocalFlags())
+	flags.AddFlagSet(c.InheritedFlags()) // those of a noun; those of every command are in settings
+	writeFlags(w, "", flags, settings)
 }
 
 func writeFlags(w io.Writer, title string, fs *pflag.FlagSet, without map[string]bool) {

@@ -151,8 +151,8 @@ func (s *server) testVariant(t *testing.T) {
 	if got := s.run("", "template", "ls", "-A", "--json").stdout; strings.Contains(got, made[0].Name) {
 		t.Errorf("%s is left", made[0].Name)
 	}
-	s.run("", append(run, "--cpu", "none")...).want(t, 1, "", `--cpu: "none" is not a quantity`)
-	s.run("", append(run, "--memory", "-1Gi")...).want(t, 1, "", `--memory: "-1Gi" is not a quantity`)
+	s.run("", append(run, "--cpu", "none")...).want(t, 2, "", `--cpu: "none" is not a quantity`)
+	s.run("", append(run, "--memory", "-1Gi")...).want(t, 2, "", `--memory: "-1Gi" is not a quantity`)
 	s.run("", "run", "--keep", "--from", "a:b", "--cpu", "1").want(t, 2, "", "a snapshot has its own")
 	s.run("", "run", "--keep", "--template", "nope", "--cpu", "1").want(t, 1, "", `"nope" not found`)
 }

@@ -92,7 +92,7 @@ func TestNetRelease(t *testing.T) {
 		{Address: netip.MustParseAddr("10.87.0.2"), State: "held", Owner: "u"},
 		{Address: netip.MustParseAddr("10.87.0.3"), State: "quarantined"},
 	}
-	s.run("", "net", "release", "10.87.0.3").want(t, 1, "", "standard input is no terminal to confirm on; add --yes")
+	s.run("", "net", "release", "10.87.0.3").want(t, 1, "", "standard input is not a terminal to confirm on; add --yes")
 	if len(s.leases) != 2 {
 		t.Fatal("it was done without a confirmation")
 	}

@@ -240,7 +240,7 @@ func TestDetached(t *testing.T) {
 		t.Errorf("%d: %q, %q", pid, got.stdout, got.stderr)
 	}
 	s.run("", "exec", id1, "--", "kill", strconv.Itoa(pid)).want(t, 0, "", "")
-	s.run("", "exec", "-d", "-i", id1, "--", "cat").want(t, 1, "", "not with --no-stdin or --detach")
+	s.run("", "exec", "-d", "-i", id1, "--", "cat").want(t, 2, "", "not with --no-stdin or --detach")
 	s.run("", "exec", "-d", id1, "--", "nonesuch").want(t, 127, "", "")
 }
 

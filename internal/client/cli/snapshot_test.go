@@ -130,7 +130,7 @@ func TestSnapshots(t *testing.T) {
 	s.run("", "snapshot", "show", "mine:v1").want(t, 0, "Content    files\nSize       3.0 MiB, of which memory 1.0 MiB\n", "")
 	s.run("", "snapshot", "show", "mine:v1", "--json").want(t, 0, `"memory": false`, "")
 	s.run("", "snapshot", "show", "nope").want(t, 1, "", `barchan: snapshot "nope" not found; `+"`barchan snapshot ls` lists them\n")
-	s.run("", "snapshot", "rm", "nope", "mine:v1").want(t, 1, "mine:v1\n", "barchan: snapshot 'nope' not found\n")
+	s.run("", "snapshot", "rm", "nope", "mine:v1").want(t, 1, "mine:v1\n", `barchan: snapshot "nope" not found; `+"`barchan snapshot ls` lists them\n")
 	s.run("", "snapshot", "iaaa", "--name", "Bad").want(t, 1, "", "barchan: name: is bad\n")
 	s.run("", "snapshot", "iaaa", "--ttl", "1ms").want(t, 2, "", "--ttl: 1ms is too short")
 	s.run("", "snapshot").want(t, 2, "", "SANDBOX is missing")
@@ -225,7 +225,7 @@ func TestRunFromASnapshot(t *testing.T) {
 	if n := s.created[len(s.created)-1]; n.TemplateID != "base:0" || !n.AllowSecrets || n.Memory == nil || *n.Memory {
 		t.Errorf("created %+v", n)
 	}
-	s.run("", "run", "--from", "nope:1", "--keep").want(t, 1, "", "barchan: template 'nope:1' not found\n")
+	s.run("", "run", "--from", "nope:1", "--keep").want(t, 1, "", `barchan: snapshot "nope:1" not found; `)
 	s.run("", "run", "--from", "base:0", "--template", "base", "--keep").want(t, 2, "", "want either --template or --from")
 	s.run("", "run", "--files-only", "--keep").want(t, 2, "", "--files-only and --allow-secrets need --from")
 }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -84,11 +86,27 @@ func Error(err error) error {
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		return errs.Public(errs.ErrConflict, err.Error())
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
-		return errs.Public(errs.ErrInvalid, err.Error())
+		return errs.Public(errs.ErrInvalid, invalidText(err))
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 		return errs.Public(errs.ErrForbidden, err.Error())
 	}
 	return fmt.Errorf("kubernetes API: %w", err)
+}
+
+// example is what Kubernetes adds to the rule that a name breaks, once more in the words of a regular expression.
+var example = regexp.MustCompile(` \(e\.g\. '.*?', regex used for validation is '.*?'\)`)
+
+// invalidText names the fields of an object that the API refuses, and why, without what the caller knows: the object.
+func invalidText(err error) string {
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	if !ok || status.ErrStatus.Details == nil || len(status.ErrStatus.Details.Causes) == 0 {
+		return err.Error()
+	}
+	var fields []string
+	for _, c := range status.ErrStatus.Details.Causes {
+		fields = append(fields, c.Field+": "+example.ReplaceAllString(c.Message, ""))
+	}
+	return strings.Join(fields, "; ")
 }
 
 // Client works on objects of every kind that the server has. It is for one goroutine.

@@ -24,7 +24,6 @@ func AuditCommand(a *app.App) *cobra.Command {
 		Long: "Show the audit log of this machine's server, the oldest entries first: who did what, when, from which address, with\n" +
 			"what result. It needs no running server, and the right to read the log, which root has.",
 		Example: "  barchan audit --since 1h --sandbox i6ibp9j1t14s14x0zq1c",
-		Args:    cobra.NoArgs,
 	}
 	var since time.Duration
 	var filter auditlog.Filter
@@ -44,7 +43,9 @@ func AuditCommand(a *app.App) *cobra.Command {
 		if since > 0 {
 			filter.Since = time.Now().Add(-since)
 		}
+		found := false
 		err := auditlog.Read(cmd.Context(), path, filter, follow, func(e auditlog.Entry) error {
+			found = true
 			if a.JSON {
 				return json.NewEncoder(a.Stdout).Encode(e)
 			}
@@ -56,6 +57,8 @@ func AuditCommand(a *app.App) *cobra.Command {
 			return fmt.Errorf("no audit log at %s; start a server, or name its data directory with --data-dir", path)
 		case errors.Is(err, fs.ErrPermission):
 			return fmt.Errorf("%w; use root, or the server's user", err)
+		case err == nil && !found:
+			fmt.Fprintln(a.Stderr, "no entries")
 		}
 		return err
 	})
@@ -63,13 +66,13 @@ func AuditCommand(a *app.App) *cobra.Command {
 
 func auditLine(e *auditlog.Entry) string {
 	who := strings.TrimSpace(e.By + " " + e.Name)
-	what := cmp.Or(e.Sandbox, strings.Join(e.Made, ","), e.Object, "-")
+	what := cmp.Or(e.Sandbox, strings.Join(e.Made, ","), e.Object)
 	if e.Namespace != "" {
-		what = e.Namespace + "/" + what
+		what = e.Namespace + "/" + cmp.Or(what, "-")
 	}
 	result := e.Result
 	if e.Status != 0 {
 		result = fmt.Sprintf("%s (%d)", e.Result, e.Status)
 	}
-	return fmt.Sprintf("%s  %-24s %-22s %-36s %-15s %s", e.Time.Local().Format(time.DateTime), who, e.Action, what, cmp.Or(e.Address, "-"), result)
+	return fmt.Sprintf("%s  %-24s %-22s %-36s %-15s %s", e.Time.Local().Format(time.DateTime), who, e.Action, cmp.Or(what, e.Request), cmp.Or(e.Address, "-"), result)
 }

@@ -31,7 +31,6 @@ func BenchCommand(a *app.App) *cobra.Command {
 			"only as quiet as the machine: the report says its load. The parts are boot, create, exec, claim, build, interpreter,\n" +
 			"transfer, volume, sleep, scale and memory.",
 		Example: "  barchan bench\n  barchan bench --only create,claim --json\n  barchan bench --history runs.jsonl && barchan bench compare runs.jsonl",
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			args := []string{"--html", out, "--dir", dir}
 			if history != "" {
@@ -60,12 +59,11 @@ func BenchCommand(a *app.App) *cobra.Command {
 	f.StringVar(&dir, "dir", "/var/tmp", "`directory` for the server's data while it runs, on a disk")
 	f.BoolVar(&quick, "quick", false, "a tenth of the rounds")
 	cmd.AddCommand(&cobra.Command{
-		Use:   "compare HISTORY | compare REPORT REPORT",
+		Use:   "compare HISTORY|REPORT [REPORT]",
 		Short: "Show what differs between two runs",
 		Long: "Show which results differ by more than the noise of two runs: the last two of a history, or two reports of --json.\n" +
 			"A result differs when the 95 % confidence intervals of its medians do not overlap.",
 		Example: "  barchan bench compare runs.jsonl",
-		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runBench(cmd, append([]string{"compare"}, args...)...)
 		},

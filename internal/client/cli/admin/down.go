@@ -156,7 +156,7 @@ func confirm(ctx context.Context, a *app.App, question string, yes bool) error {
 		return nil
 	}
 	if !terminal.IsTerminal(a.Stdin) {
-		return fmt.Errorf("standard input is no terminal to confirm on; add --yes: %w", errs.ErrInvalid)
+		return fmt.Errorf("standard input is not a terminal to confirm on; add --yes: %w", errs.ErrInvalid)
 	}
 	in, err := a.StandardInput(ctx)
 	if err != nil {

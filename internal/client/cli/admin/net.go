@@ -103,7 +103,7 @@ func netReleaseCommand(a *app.App) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		addr, err := netip.ParseAddr(args[0])
 		if err != nil {
-			return app.Usage(cmd, fmt.Errorf("ADDRESS: %w", err))
+			return app.Usage(cmd, fmt.Errorf("ADDRESS: %q is not an IP address", args[0]))
 		}
 		client, err := a.Admin()
 		if err != nil {

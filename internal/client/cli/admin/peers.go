@@ -53,9 +53,8 @@ func peersKeyAddCommand(a *app.App) *cobra.Command {
 		Use:   "add [FILE]",
 		Short: "Let this replica decrypt with a key",
 		Long: "Let this replica, and no other, decrypt with the key in a file; - is standard input. Without FILE a new key is made,\n" +
-			"and printed this once: add it to all other replicas before one of them uses it.",
+			"and printed only now: add it to all other replicas before one of them uses it.",
 		Example: "  barchan peers key add >new.key\n  ssh other barchan peers key add - <new.key",
-		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var key string
 			if len(args) == 1 {

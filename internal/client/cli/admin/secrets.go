@@ -17,7 +17,6 @@ func SecretsCommand(a *app.App) *cobra.Command {
 		Long: "Replace the key that encrypts Secrets in the object store of this machine's server, and encrypt all Secrets with the\n" +
 			"new one. The old key is unneeded afterwards, but for backups from before. The server goes on meanwhile; if it\n" +
 			"crashes, its next start finishes.",
-		Args: cobra.NoArgs,
 		RunE: show(a, (*adminclient.Client).RotateSecrets, func(a *app.App, r adminclient.Rotation) {
 			fmt.Fprintf(a.Stderr, "%d Secrets are encrypted with a new key; back it up\n", r.Written)
 		}),

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,14 +53,17 @@ func remoteStatus(ctx context.Context, a *app.App) error {
 	}
 	resp, err := (&http.Client{Transport: client.NewTransport(), Timeout: readinessTimeout}).Do(req)
 	if err != nil {
-		return fmt.Errorf("%w: %w", err, errs.ErrUnavailable)
+		if failed, ok := errors.AsType[*url.Error](err); ok {
+			err = failed.Err
+		}
+		return fmt.Errorf("reach %s: %w: %w", a.APIURL, err, errs.ErrUnavailable)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	var state struct {
 		Ready bool `json:"ready"`
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxReadiness)).Decode(&state); err != nil {
-		return fmt.Errorf("%s is no server of Barchan: %s: %w: %w", a.APIURL, resp.Status, err, errs.ErrInvalid)
+		return fmt.Errorf("%s is not a server of Barchan: %s: %w: %w", a.APIURL, resp.Status, err, errs.ErrInvalid)
 	}
 	if !state.Ready {
 		return fmt.Errorf("%s is not ready: %w", a.APIURL, errs.ErrUnavailable)
@@ -66,7 +71,7 @@ func remoteStatus(ctx context.Context, a *app.App) error {
 	if a.JSON {
 		return a.PrintJSON(state)
 	}
-	fmt.Fprintf(a.Stdout, "%-12s ready\n", "State")
+	fmt.Fprintf(a.Stdout, "%-*s ready\n", statusWidth, "State")
 	return nil
 }
 
@@ -87,16 +92,19 @@ func show[T any](a *app.App, get func(*adminclient.Client, context.Context) (T, 
 	}
 }
 
+// statusWidth is that of the longest name, barchan-agent.
+const statusWidth = 13
+
 func printStatus(a *app.App, s adminclient.Status) {
 	state := s.Phase
 	if s.Ready {
 		state = "ready"
 	}
-	line := func(name, value string) { a.Field(12, name, value) }
+	line := func(name, value string) { a.Field(statusWidth, name, value) }
 	if a.Coloured(a.Stdout) {
 		state = terminal.Paint(map[bool]string{true: terminal.Green, false: terminal.Yellow}[s.Ready], state)
 	}
-	fmt.Fprintf(a.Stdout, "%-12s %s\n", "State", state)
+	fmt.Fprintf(a.Stdout, "%-*s %s\n", statusWidth, "State", state)
 	for _, c := range s.Conditions {
 		line("Degraded", c.Name+": "+cmp.Or(c.Reason, c.Detail)+" (for "+terminal.Since(c.Since)+"; no new work is taken meanwhile)")
 	}
@@ -110,7 +118,11 @@ func printStatus(a *app.App, s adminclient.Status) {
 		line("SSH", s.Addresses.SSH)
 	}
 	if s.Addresses.TLS != "" {
-		line("TLS", "https://"+s.Addresses.TLS+", domain "+s.Addresses.Domain)
+		authority := ""
+		if s.Addresses.CAFile != "" {
+			authority = ", CA " + s.Addresses.CAFile
+		}
+		line("TLS", "https://"+s.Addresses.TLS+", domain "+s.Addresses.Domain+authority)
 	}
 	if kube := s.Addresses.Kube; strings.Contains(kube, "://") {
 		line("Kubernetes", kube+", kubeconfig "+s.Addresses.Kubeconfig)

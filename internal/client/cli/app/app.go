@@ -132,7 +132,7 @@ func (a *App) findServer(ctx context.Context, t *Server) error {
 			return err
 		}
 		if domain == "" {
-			return err
+			return forOthers(err, "set "+client.EnvAPIURL+" and "+EnvAPIKey)
 		}
 		t.URL = "https://api." + domain
 	}
@@ -140,6 +140,14 @@ func (a *App) findServer(ctx context.Context, t *Server) error {
 		t.SandboxURL = a.First("", client.EnvE2BSandboxURL)
 	}
 	return nil
+}
+
+// forOthers adds to the refusal of users other than root what they may do.
+func forOthers(err error, instead string) error {
+	if !errors.Is(err, errs.ErrForbidden) {
+		return err
+	}
+	return errs.Public(err, Message(err)+", or "+instead)
 }
 
 // Dialable converts a listening address to one to connect to.
@@ -253,16 +261,23 @@ func (a *App) WithKube(ctx context.Context, work func(k *Kube) error) error {
 	return work(k)
 }
 
-// Each calls do for every argument, and prints what it returns. A failure does not stop the others.
+// Each calls do for every argument, and prints what it returns. A failure is printed, and does not stop the others, except for the end of a context.
 func (a *App) Each(args []string, do func(arg string) (result string, err error)) error {
-	var failed []error
+	failed := false
 	for _, arg := range args {
 		result, err := do(arg)
-		if err != nil {
-			failed = append(failed, err)
-			continue
+		switch {
+		case err == nil:
+			fmt.Fprintln(a.Stdout, result)
+		case errors.Is(err, context.Canceled):
+			return err
+		default:
+			failed = true
+			fmt.Fprintln(a.Stderr, "barchan: "+Message(err))
 		}
-		fmt.Fprintln(a.Stdout, result)
 	}
-	return errors.Join(failed...)
+	if failed {
+		return ExitCode(CodeError)
+	}
+	return nil
 }

@@ -67,6 +67,23 @@ func Noun(cmd *cobra.Command, args []string) error {
 	return Usage(cmd, errors.New("a command is missing; one of "+strings.Join(verbs(cmd), ", ")))
 }
 
+// NounMark marks a command that does nothing without a verb.
+func NounMark() map[string]string { return map[string]string{"noun": ""} }
+
+// IsNoun reports whether a command does nothing without a verb.
+func IsNoun(cmd *cobra.Command) bool {
+	_, is := cmd.Annotations["noun"]
+	return is
+}
+
+// UseLine is the usage of a command in one line.
+func UseLine(cmd *cobra.Command) string {
+	if IsNoun(cmd) {
+		return cmd.CommandPath() + " COMMAND [flags]"
+	}
+	return cmd.UseLine()
+}
+
 func verbs(cmd *cobra.Command) []string {
 	var out []string
 	for _, c := range cmd.Commands() {
@@ -79,16 +96,16 @@ func verbs(cmd *cobra.Command) []string {
 
 // NounCommand groups verbs.
 func NounCommand(name, short string, verbs ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: name, Short: short, RunE: Noun, Args: cobra.ArbitraryArgs}
+	cmd := &cobra.Command{Use: name, Short: short, RunE: Noun, Args: cobra.ArbitraryArgs, Annotations: NounMark()}
 	cmd.AddCommand(verbs...)
 	return cmd
 }
 
-// exactly requires one argument for each of the names.
+// exactly requires one argument for each of the names, except for those in brackets, which come last.
 func exactly(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
-		case len(args) < len(names):
+		case len(args) < len(names) && !strings.HasPrefix(names[len(args)], "["):
 			return missing(cmd, names[len(args)])
 		case len(args) > len(names):
 			return Usage(cmd, fmt.Errorf("%q is one argument too many", args[len(names)]))

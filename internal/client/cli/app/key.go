@@ -37,7 +37,7 @@ func CreateKey(ctx context.Context, k *Kube, key *barchan.APIKey) error {
 	if err != nil {
 		return err
 	}
-	return k.Create(ctx, KeysResource, key)
+	return KeyKind().Taken(k.Create(ctx, KeysResource, key), key.Namespace, key.Name)
 }
 
 func (k *Kube) labelTenant(ctx context.Context, namespace string) error {

@@ -49,7 +49,7 @@ func (a *App) Kube(ctx context.Context) (*Kube, error) {
 	if file == "" {
 		s, err := a.LocalServer(ctx)
 		if err != nil {
-			return nil, err
+			return nil, forOthers(err, "name the server's kubeconfig by "+envKubeconfig)
 		}
 		file = s.Addresses.Kubeconfig
 	}
@@ -113,6 +113,7 @@ func List[T any](ctx context.Context, k *Kube, r schema.GroupVersionResource, na
 	}
 	out := make([]T, len(list.Items))
 	for i := range list.Items {
+		list.Items[i].SetManagedFields(nil)
 		if out[i], err = Decode[T](&list.Items[i]); err != nil {
 			return nil, err
 		}

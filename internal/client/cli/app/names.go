@@ -197,6 +197,19 @@ func (of Kind) Missing(err error, namespace, text string) error {
 	return errs.Public(errs.ErrNotFound, fmt.Sprintf("%s %q not found in namespace %s; `barchan %s ls -A` lists all", of.Noun, text, namespace, of.Noun))
 }
 
+// NoSnapshot is the error for a missing snapshot. The API has the word template for it.
+func NoSnapshot(text string) error {
+	return errs.Public(errs.ErrNotFound, fmt.Sprintf("snapshot %q not found; `barchan snapshot ls` lists them", text))
+}
+
+// Taken describes an object whose name is in use in the command line's terms.
+func (of Kind) Taken(err error, namespace, name string) error {
+	if !errors.Is(err, errs.ErrConflict) {
+		return err
+	}
+	return errs.Public(err, fmt.Sprintf("%s %q already exists in namespace %s", of.Noun, name, namespace))
+}
+
 // PublicNamespace has the templates for every namespace.
 const PublicNamespace = "barchan-system"
 

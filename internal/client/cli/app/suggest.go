@@ -28,8 +28,14 @@ func unknownCommand(cmd *cobra.Command, name string) error {
 	return Usage(cmd, fmt.Errorf("unknown command %q for %q%s", name, cmd.CommandPath(), Meant(cmd, name, cmd.CommandPath()+" ")))
 }
 
-// FlagError adds similar flags to the error of an unknown one.
+// FlagError adds similar flags to the error of an unknown one, and says what the value of a known one should be.
 func FlagError(cmd *cobra.Command, err error) error {
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		if want := wanted(invalid.GetFlag().Value.Type()); want != "" {
+			err = fmt.Errorf("--%s: %q is not %s", invalid.GetFlag().Name, invalid.GetValue(), want)
+		}
+		return Usage(cmd, err)
+	}
 	unknown, ok := errors.AsType[*pflag.NotExistError](err)
 	if !ok || unknown.GetSpecifiedShortnames() != "" {
 		return Usage(cmd, err)
@@ -41,6 +47,19 @@ func FlagError(cmd *cobra.Command, err error) error {
 		}
 	})
 	return Usage(cmd, fmt.Errorf("%w%s", err, Meant(flags, unknown.GetSpecifiedName(), "--")))
+}
+
+// wanted describes the values of a flag's type; empty: its own error does.
+func wanted(flagType string) string {
+	switch flagType {
+	case "duration":
+		return "a duration such as 30s, 10m or 1h30m"
+	case "uint16":
+		return "a whole number from 0 to 65535"
+	case "int":
+		return "a whole number"
+	}
+	return ""
 }
 
 // Meant is a question that names the commands of parent most similar to name, or empty.

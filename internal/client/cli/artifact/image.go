@@ -156,7 +156,7 @@ func password(ctx context.Context, a *app.App, fromStdin bool) (string, error) {
 	}
 	f, ok := a.Stdin.(*os.File)
 	if !ok || !terminal.IsTerminal(f) {
-		return "", fmt.Errorf("standard input is no terminal to read the password from; add --password-stdin: %w", errs.ErrInvalid)
+		return "", fmt.Errorf("standard input is not a terminal to read the password from; add --password-stdin: %w", errs.ErrInvalid)
 	}
 	fmt.Fprint(a.Stderr, "Password: ")
 	b, err := app.ReadPassword(ctx, int(f.Fd()))
@@ -260,6 +260,9 @@ func imagePruneCommand(a *app.App) *cobra.Command {
 				if a.JSON {
 					return a.PrintJSON(gone)
 				}
+				if len(gone) == 0 {
+					fmt.Fprintln(a.Stderr, "no images to remove")
+				}
 				for _, i := range gone {
 					fmt.Fprintln(a.Stdout, i.Ref)
 				}
@@ -280,7 +283,13 @@ func imageRmCommand(a *app.App) *cobra.Command {
 		Long:  "Remove images. One that sandboxes or checkpoints need is refused; one that templates name needs --force.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.WithAdmin(func(c *adminclient.Client) error {
-				return a.Each(args, func(ref string) (string, error) { return ref, c.RemoveImage(cmd.Context(), ref, force) })
+				return a.Each(args, func(ref string) (string, error) {
+					err := c.RemoveImage(cmd.Context(), ref, force)
+					if errors.Is(err, errs.ErrNotFound) {
+						err = errs.Public(err, fmt.Sprintf("image %q not found; `barchan image ls` lists them", ref))
+					}
+					return ref, err
+				})
 			})
 		},
 	}

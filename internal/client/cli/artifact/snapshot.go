@@ -77,7 +77,7 @@ func snapshotLsCommand(a *app.App) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.SandboxID, "sandbox", "", "only those of one sandbox, by its whole ID if it is gone")
 	f.StringVar(&o.Name, "name", "", "only those of one name")
-	f.IntVarP(&o.Limit, "limit", "n", 0, "at most so many, the newest first (default all)")
+	f.IntVarP(&o.Limit, "limit", "n", 0, "greatest number to list, the newest first (default all)")
 	f.StringVar(&in.Namespace, "namespace", "", "objects of this namespace")
 	f.BoolVarP(&in.All, "all-namespaces", "A", false, "objects of all namespaces")
 	a.ListFlags(cmd)
@@ -165,7 +165,7 @@ func snapshotShowCommand(a *app.App) *cobra.Command {
 			case err != nil:
 				return err
 			case len(list) == 0:
-				return fmt.Errorf("snapshot %q not found; `barchan snapshot ls` lists them: %w", args[0], errs.ErrNotFound)
+				return app.NoSnapshot(args[0])
 			case a.JSON:
 				return a.PrintJSON(list[0])
 			}
@@ -205,7 +205,13 @@ func snapshotRmCommand(a *app.App) *cobra.Command {
 			return a.RemoveObjects(cmd.Context(), app.CheckpointKind(), namespace, args)
 		}
 		return a.WithServer(cmd.Context(), func(t *app.Server) error {
-			return a.Each(args, func(id string) (string, error) { return id, t.REST.DeleteSnapshot(cmd.Context(), id) })
+			return a.Each(args, func(id string) (string, error) {
+				err := t.REST.DeleteSnapshot(cmd.Context(), id)
+				if errors.Is(err, errs.ErrNotFound) {
+					err = app.NoSnapshot(id)
+				}
+				return id, err
+			})
 		})
 	}
 	return cmd

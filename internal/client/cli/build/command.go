@@ -44,7 +44,6 @@ func Command(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "build [DIR]",
 		Short: "Make a template from a Dockerfile and a directory",
-		Args:  cobra.MaximumNArgs(1),
 		Long: "Make a template from a Dockerfile and a directory, by default the current one, and print the template's ID. The server\n" +
 			"runs the steps in sandboxes and keeps the result of each, so that the next build runs only those after a change.\n" +
 			"CMD and ENTRYPOINT run in every sandbox of the template, HEALTHCHECK decides when it is ready. Without USER or WORKDIR,\n" +
@@ -62,8 +61,8 @@ func Command(a *app.App) *cobra.Command {
 	f.StringVar(&o.registryAuth, "registry-auth", "", "`DIR` of Docker's config.json, with credentials for FROM, or none (default ~/.docker)")
 	f.StringVar(&o.target, "target", "", "last stage of the Dockerfile to build, by name or number (default the last one)")
 	f.StringVar(&o.template, "from-template", "", "template to start from in the place of the image of FROM")
-	f.IntVar(&o.cpus, "cpus", 0, "CPUs of the template's sandboxes (default those of FROM, or the server's)")
-	f.StringVar(&o.memory, "memory", "", "memory of the template's sandboxes, such as 512Mi (default likewise)")
+	f.IntVar(&o.cpus, "cpus", 0, "CPUs of the template's sandboxes (default FROM's, or the server's)")
+	f.StringVar(&o.memory, "memory", "", "memory of the template's sandboxes, such as 512Mi (default FROM's, or the server's)")
 	f.BoolVar(&o.noCache, "no-cache", false, "run all steps, also those whose result is kept")
 	f.StringVar(&o.start, "start-command", "", "command for a shell that runs in every sandbox, in the place of ENTRYPOINT and CMD")
 	f.StringVar(&o.ready, "ready-command", "", "command for a shell that succeeds once a sandbox is ready, in the place of HEALTHCHECK")

@@ -58,7 +58,6 @@ func Command(a *app.App) *cobra.Command {
 			"created, updated, paused, resumed, checkpointed and killed. The newest are at the end. With --watch later ones\n" +
 			"are printed as they happen; with --json each is then a line.",
 		Example: "  barchan events --type killed --limit 20\n  barchan events --watch --limit 1 --json | jq .type",
-		Args:    cobra.MaximumNArgs(1),
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&r.Types, "type", nil, "types to show, such as created,killed (default all)")
@@ -89,9 +88,9 @@ func Command(a *app.App) *cobra.Command {
 
 func columns() app.Columns[client.SandboxEvent] {
 	return app.Columns[client.SandboxEvent]{
-		Header: []string{"TIME", "EVENT", "SANDBOX", "TEMPLATE", "EXECUTION"}, Wide: 1, None: "no events",
+		Header: []string{"TIME", "EVENT", "SANDBOX", "TEMPLATE", "EXECUTION", "ID"}, Wide: 2, None: "no events",
 		Row: func(e *client.SandboxEvent) []string {
-			return []string{e.Timestamp.Local().Format(time.DateTime), strings.TrimPrefix(e.Type, prefix), e.SandboxID, e.TemplateID, e.ExecutionID}
+			return []string{e.Timestamp.Local().Format(time.DateTime), strings.TrimPrefix(e.Type, prefix), e.SandboxID, e.TemplateID, e.ExecutionID, e.ID}
 		},
 	}
 }
@@ -119,7 +118,7 @@ func newest(ctx context.Context, c *client.Client, r client.EventsRequest, last 
 
 // follow prints the newest events and later ones until ctx ends.
 func follow(ctx context.Context, a *app.App, c *client.Client, r client.EventsRequest) error {
-	show := app.StreamList(a, columns(), 19, 12, 25, 25, 0)
+	show := app.StreamList(a, columns(), 19, 12, 20, 20, 36, 0)
 	var last client.SandboxEvent
 	for {
 		list, err := newest(ctx, c, r, last)
@@ -267,10 +266,14 @@ func setCommand(a *app.App) *cobra.Command {
 	f.StringVar(&secret, "secret-file", "", "file with the new secret for signatures, or -")
 	f.BoolVar(&enable, "enable", false, "send events")
 	f.BoolVar(&disable, "disable", false, "send none")
-	cmd.MarkFlagsMutuallyExclusive("enable", "disable")
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if enable || disable {
+		switch {
+		case enable && disable:
+			return app.Usage(cmd, errors.New("want either --enable or --disable"))
+		case c.Name+c.URL+secret == "" && len(types) == 0 && !enable && !disable:
+			return app.Usage(cmd, errors.New("no change is named"))
+		case enable || disable:
 			c.Enabled = &enable
 		}
 		c.Events = full(types)

@@ -67,7 +67,7 @@ func Command(a *app.App) *cobra.Command {
 	cmd.Flags().BoolVar(&o.keep, "keep", false, "leave the sandboxes running at the end of standard input")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.timeout < time.Second {
-			return fmt.Errorf("--timeout: %s is too short, want at least 1s: %w", o.timeout, errs.ErrInvalid)
+			return app.Usage(cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", o.timeout))
 		}
 		if o.listen != "" {
 			if o.keep {

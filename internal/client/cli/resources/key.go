@@ -24,9 +24,8 @@ func keyCreateCommand(a *app.App) *cobra.Command {
 	var expires time.Duration
 	cmd := &cobra.Command{
 		Use:   "create [NAME]",
-		Short: "Make a key, and show it this once",
-		Long:  "Make a key for a namespace, which is made too if it is new. The key is printed this once; only its hash is kept.",
-		Args:  cobra.MaximumNArgs(1),
+		Short: "Make a key, and show it once",
+		Long:  "Make a key for a namespace, which is made too if it is new. The key is printed once; the server keeps only its hash.",
 	}
 	s.Flags(cmd, false)
 	cmd.Flags().StringVar(&description, "description", "", "note to find it again by")

@@ -446,5 +446,5 @@ func createPool(ctx context.Context, k *app.Kube, namespace, name string, t *ext
 	if t.Namespace != namespace {
 		p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{TemplateNamespace: t.Namespace}
 	}
-	return k.Create(ctx, app.PoolsResource, p)
+	return app.PoolKind().Taken(k.Create(ctx, app.PoolsResource, p), namespace, name)
 }

@@ -16,6 +16,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
@@ -55,7 +56,6 @@ func quotaShowCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "show NAMESPACE", Short: "Show the limits and the use of a namespace",
 		Long: "Show the limits of a namespace, and the use of what its objects tell. A limit without a value of its own\nhas that of the server's settings: barchan config.",
-		Args: cobra.ExactArgs(1),
 	}
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -65,7 +65,7 @@ func quotaShowCommand(a *app.App) *cobra.Command {
 		}
 		ns, err := k.Client.Resource(app.NamespacesResource).Get(cmd.Context(), args[0], metav1.GetOptions{})
 		if err != nil {
-			return kubeobjects.Error(err)
+			return noNamespace(err, args[0])
 		}
 		set := map[string]string{}
 		for _, l := range limits() {
@@ -145,7 +145,6 @@ func quotaSetCommand(a *app.App) *cobra.Command {
 		Use: "set NAMESPACE", Short: "Set limits of a namespace",
 		Long:    "Set limits of a namespace; those that are not named stay. The value default has the server's settings apply again.",
 		Example: "  barchan quota set team-a --sandboxes 20 --memory 16Gi --creates default",
-		Args:    cobra.ExactArgs(1),
 	}
 	values := map[string]*string{}
 	for _, l := range limits() {
@@ -179,16 +178,28 @@ func quotaSetCommand(a *app.App) *cobra.Command {
 			return err
 		}
 		_, err = k.Client.Resource(app.NamespacesResource).Patch(cmd.Context(), args[0], types.MergePatchType, patch, metav1.PatchOptions{FieldManager: kubeobjects.FieldManager})
-		return kubeobjects.Error(err)
+		return noNamespace(err, args[0])
 	}
 	return cmd
+}
+
+// noNamespace is kubeobjects.Error, with a text for a missing namespace.
+func noNamespace(err error, name string) error {
+	err = kubeobjects.Error(err)
+	if errors.Is(err, errs.ErrNotFound) {
+		return errs.Public(err, fmt.Sprintf("namespace %[1]q not found; `barchan key create -n %[1]s` makes one", name))
+	}
+	return err
 }
 
 // check refuses what the server would take for a mistake, and then allow nothing.
 func (l limit) check(value string) error {
 	q, err := resource.ParseQuantity(value)
 	if err != nil || q.Sign() < 0 {
-		return fmt.Errorf("%q is not 0 or more", value)
+		if l.quantity {
+			return fmt.Errorf("%q is not an amount of 0 or more, such as 2.5 or 16Gi", value)
+		}
+		return fmt.Errorf("%q is not a whole number of 0 or more", value)
 	}
 	if n, whole := q.AsInt64(); !l.quantity && (!whole || fmt.Sprint(n) != value) {
 		return fmt.Errorf("%q is not a whole number", value)

@@ -30,7 +30,7 @@ func LsCommand(a *app.App) *cobra.Command {
 	f.StringVar(&state, "state", "", "running or paused (default both)")
 	f.StringArrayVar(&metadata, "metadata", nil, "only those with NAME=VALUE; given again, all must match")
 	f.StringVar(&o.Template, "template", "", "only those of a template")
-	f.IntVarP(&o.Limit, "limit", "n", 0, "at most so many, the newest first (default all)")
+	f.IntVarP(&o.Limit, "limit", "n", 0, "greatest number to list, the newest first (default all)")
 	a.ListFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch state {
@@ -70,7 +70,7 @@ func sandboxColumns() app.Columns[client.SandboxInfo] {
 				ends = "-"
 			}
 			return []string{
-				s.SandboxID, terminal.Dash(s.Name), cmp.Or(s.Alias, s.TemplateID), s.State, terminal.Since(s.StartedAt), ends, fmt.Sprint(s.CPUCount),
+				s.SandboxID, terminal.Dash(s.Name), terminal.Dash(cmp.Or(s.Alias, s.TemplateID)), s.State, terminal.Since(s.StartedAt), ends, fmt.Sprint(s.CPUCount),
 				terminal.Size(s.MemoryMB << 20), terminal.Dash(terminal.Pairs(s.Metadata)), terminal.Size(s.DiskSizeMB << 20), terminal.Dash(s.TemplateID), s.StartedAt.UTC().Format(time.RFC3339),
 			}
 		},

@@ -42,7 +42,7 @@ type parallelOptions struct {
 
 func (o *parallelOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.IntVar(&o.parallel, "parallel", 0, "run the command for each line of standard input, so many at once")
+	f.IntVar(&o.parallel, "parallel", 0, "run the command for each line of standard input, this many at once")
 	f.IntVar(&o.retries, "retries", 2, "with --parallel: more tries after faults that are not the command's")
 	f.DurationVar(&o.queue, "queue", 0, "longest wait for the quota of the namespace (default: none, with --parallel 1h)")
 }
@@ -162,7 +162,9 @@ func (b *batch) one(ctx context.Context, input string, argv []string) {
 		}
 	}
 	result.Seconds = time.Since(began).Seconds()
-	result.end(err)
+	if result.end(err); result.ExitCode == nil && ctx.Err() != nil {
+		result.Error = "interrupted"
+	}
 	b.count(func(n *tally) {
 		n.running--
 		switch {

@@ -50,7 +50,7 @@ func environment(a *app.App, list []string) (map[string]string, error) {
 			value, given = a.LookupEnv(name)
 		}
 		if name == "" || !given {
-			return nil, fmt.Errorf("--env %q: want NAME=VALUE, or the NAME of a variable that is set: %w", item, errs.ErrInvalid)
+			return nil, fmt.Errorf("--env: %q is neither NAME=VALUE nor the NAME of a variable that is set: %w", item, errs.ErrInvalid)
 		}
 		out[name] = value
 	}
@@ -83,6 +83,18 @@ func input(a *app.App, o processOptions) (io.Reader, error) {
 		return a.Stdin, nil
 	}
 	return nil, nil //nolint:nilnil // no input is an answer
+}
+
+// check refuses flags that cannot be honoured, before a sandbox is made for them.
+func (o *processOptions) check(cmd *cobra.Command, a *app.App) error {
+	_, err := environment(a, o.env)
+	if err == nil {
+		_, err = input(a, *o)
+	}
+	if err != nil {
+		return app.Usage(cmd, err)
+	}
+	return nil
 }
 
 // process runs one command in a sandbox.

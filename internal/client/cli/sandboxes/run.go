@@ -76,18 +76,18 @@ func RunCommand(a *app.App) *cobra.Command {
 	o.flags(cmd)
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := o.check(cmd, a, &o, args); err != nil {
+		if err := o.parallelOptions.check(cmd, a, &o, args); err != nil {
 			return err
 		}
 		v, err := parseVariant(o.image, o.memory, o.cpu)
 		if err != nil {
-			return err
+			return app.Usage(cmd, err)
 		}
 		n, err := sandboxToRun(a, cmd, &o, v)
 		if err != nil {
 			return err
 		}
-		if _, err := environment(a, o.env); err != nil {
+		if err := o.processOptions.check(cmd, a); err != nil {
 			return err
 		}
 		if o.parallel > 0 {
@@ -95,14 +95,19 @@ func RunCommand(a *app.App) *cobra.Command {
 				return runEach(cmd.Context(), a, t, n, v, args, o.processOptions, o.parallelOptions)
 			})
 		}
-		if _, err := input(a, o.processOptions); err != nil {
-			return err
-		}
 		return a.WithServer(cmd.Context(), func(t *app.Server) error {
-			return runInNew(cmd.Context(), a, t, n, v, args, o.processOptions, o.keep)
+			return snapshotGone(&o, runInNew(cmd.Context(), a, t, n, v, args, o.processOptions, o.keep))
 		})
 	}
 	return cmd
+}
+
+// snapshotGone names the snapshot that --from lacks: the API has the word template for it.
+func snapshotGone(o *runOptions, err error) error {
+	if o.from != "" && errors.Is(err, errs.ErrNotFound) && strings.Contains(err.Error(), "'"+o.from+"'") {
+		return app.NoSnapshot(o.from)
+	}
+	return err
 }
 
 // sandboxToRun returns the sandbox of run's flags.
@@ -118,7 +123,7 @@ func sandboxToRun(a *app.App, cmd *cobra.Command, o *runOptions, v variant) (n c
 	case o.from != "":
 		template = o.from
 	}
-	if n, err = newSandbox(a, template, o.timeout, o.metadata); err != nil {
+	if n, err = newSandbox(cmd, a, template, o.timeout, o.metadata); err != nil {
 		return n, err
 	}
 	if n.VolumeMounts, err = volumeMounts(o.volumes); err != nil {
@@ -158,14 +163,14 @@ func volumeMounts(list []string) (mounts []client.VolumeMount, err error) {
 	return mounts, nil
 }
 
-func newSandbox(a *app.App, template string, timeout time.Duration, metadata []string) (client.CreateOptions, error) {
+func newSandbox(cmd *cobra.Command, a *app.App, template string, timeout time.Duration, metadata []string) (client.CreateOptions, error) {
 	n := client.CreateOptions{TemplateID: template, Timeout: timeout}
 	if timeout < time.Second {
-		return n, fmt.Errorf("--timeout: %s is too short, want at least 1s: %w", timeout, errs.ErrInvalid)
+		return n, app.Usage(cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", timeout))
 	}
 	var err error
 	if n.Metadata, err = keyValues("--metadata", metadata); err != nil {
-		return n, err
+		return n, app.Usage(cmd, err)
 	}
 	if n.TemplateID == "" {
 		cfg, err := a.Config()
@@ -258,6 +263,9 @@ func ExecCommand(a *app.App) *cobra.Command {
 		}
 		if len(argv) == 0 {
 			return app.Usage(cmd, errors.New("COMMAND is missing"))
+		}
+		if err := o.check(cmd, a); err != nil {
+			return err
 		}
 		return a.WithServer(cmd.Context(), func(t *app.Server) error {
 			on, err := t.Running(cmd.Context(), args[0], o.user)

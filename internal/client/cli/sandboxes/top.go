@@ -43,15 +43,14 @@ func TopCommand(a *app.App) *cobra.Command {
 	var every time.Duration
 	cmd := &cobra.Command{
 		Use: "top", Short: "Show what running sandboxes use",
-		Long: "Show the CPU, memory and disk use of the running sandboxes of the key's namespace, the greatest first, again and\n" +
-			"again until interrupted. A CPU of 100% is all CPUs of the sandbox. If the output is not a terminal, it is shown once.",
+		Long: "Show the CPU, memory and disk use of the running sandboxes of the key's namespace, the greatest first, and refresh\n" +
+			"it until interrupted. A CPU of 100% is all CPUs of the sandbox. If the output is not a terminal, it is shown once.",
 		Example: "  barchan top --sort memory -n 20\n  barchan top --once --json | jq '.[0].sandboxID'",
-		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.StringVar(&order, "sort", "cpu", "cpu, memory, disk or age")
 	f.StringVar(&o.Template, "template", "", "only those of a template")
-	f.IntVarP(&o.Limit, "limit", "n", 0, "at most so many rows (default what fits, or all)")
+	f.IntVarP(&o.Limit, "limit", "n", 0, "greatest number of rows (default as many as fit, or all)")
 	f.DurationVar(&every, "interval", 2*time.Second, "time between two looks, at least 500ms")
 	f.BoolVar(&once, "once", false, "show it once")
 	a.ListFlags(cmd)

@@ -74,6 +74,12 @@ func (v variant) of(t *extensions.SandboxTemplate, namespace string) (*extension
 	return out, nil
 }
 
+// inFlags names the flags in the place of the fields of a template that they set.
+func inFlags(text string) string {
+	const container = "spec.podTemplate.spec.containers[0]."
+	return strings.NewReplacer(container+"image", "--image", container+"resources.limits[memory]", "--memory", container+"resources.limits[cpu]", "--cpu").Replace(text)
+}
+
 // createVariant creates a sandbox of a temporary template, which is removed afterwards: a sandbox does
 // not need its template.
 func createVariant(ctx context.Context, a *app.App, t *app.Server, n client.CreateOptions, v variant) (s *client.Sandbox, err error) {
@@ -93,7 +99,9 @@ func createVariant(ctx context.Context, a *app.App, t *app.Server, n client.Crea
 	if err != nil {
 		return s, err
 	}
-	if err := k.Create(ctx, app.TemplatesResource, own); err != nil {
+	if err := k.Create(ctx, app.TemplatesResource, own); errors.Is(err, errs.ErrInvalid) {
+		return s, errs.Public(err, inFlags(app.Message(err)))
+	} else if err != nil {
 		return s, err
 	}
 	defer func() {

@@ -97,8 +97,8 @@ func keyLsCommand(a *app.App) *cobra.Command {
 				return err
 			}
 			return app.PrintList(a, app.Columns[client.SSHKey]{
-				Header: []string{"FINGERPRINT", "COMMENT"},
-				Row:    func(k *client.SSHKey) []string { return []string{k.Fingerprint, k.Comment} },
+				Header: []string{"FINGERPRINT", "COMMENT"}, None: "no SSH keys; `barchan ssh-key add FILE` adds those of a file",
+				Row: func(k *client.SSHKey) []string { return []string{k.Fingerprint, k.Comment} },
 			}, keys)
 		})
 	}
