@@ -76,7 +76,7 @@ func (w *Webhook) checkURL(allowed []netip.Prefix) error {
 	invalid := func(format string, args ...any) error { return apistatus.Refuse(errs.ErrInvalid, format, args...) }
 	u, err := url.Parse(w.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.Fragment != "" {
-		return invalid("url: is no http or https URL, with a host, and without user and fragment")
+		return invalid("url: %q must be an http or https URL with a host, and without user and fragment", w.URL)
 	}
 	if ip, err := netip.ParseAddr(u.Hostname()); err == nil && !reachable(ip, allowed) {
 		return invalid("url: %s is not a public address; an operator allows others with webhookAllow", ip)

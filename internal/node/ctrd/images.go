@@ -211,6 +211,9 @@ func notImage(err error) error {
 	if errors.Is(err, images.ErrSkipDesc) {
 		return fmt.Errorf("%w: %w", err, errs.ErrInvalid)
 	}
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("not a tar, or the end of it is missing: %w: %w", err, errs.ErrInvalid)
+	}
 	return filetree.Malformed(err)
 }
 

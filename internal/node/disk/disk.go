@@ -293,7 +293,9 @@ func (s *Store) format(ctx context.Context, path string, size, bytes int64, opti
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
+	if err := errors.Join(f.Truncate(size), f.Close()); errors.Is(err, unix.EFBIG) {
+		return errs.Public(errs.ErrInvalid, fmt.Sprintf("%d bytes are more than a file of the data directory can have", size))
+	} else if err != nil {
 		return err
 	}
 	args := append(options, "-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-I", fmt.Sprint(inodeSize),

@@ -184,7 +184,7 @@ func checkContainer(s *agents.Sandbox, req *LogRequest) error {
 	all := s.Spec.PodTemplate.Spec.Containers
 	i := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == req.Container })
 	if req.Container != "" && i < 0 {
-		return apistatus.Refuse(errs.ErrInvalid, "container: the sandbox has none of this name")
+		return apistatus.Refuse(errs.ErrInvalid, "container: the sandbox has none of the name %q", req.Container)
 	}
 	if i == 0 {
 		req.Container = ""

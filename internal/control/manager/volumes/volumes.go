@@ -221,6 +221,7 @@ func (s *Service) taken(ctx context.Context, key types.NamespacedName, name stri
 func (s *Service) awaitReady(ctx context.Context, made *barchan.Volume) (*barchan.Volume, error) {
 	bounded, cancel := context.WithTimeout(ctx, makeTimeout)
 	defer cancel()
+	why := "try again"
 	v, err := s.Cache.WaitVolume(bounded, client.ObjectKeyFromObject(made), func(v *barchan.Volume) (bool, error) {
 		if v == nil || v.UID != made.UID {
 			return false, apistatus.Refuse(errs.ErrConflict, "the volume was deleted while it was made")
@@ -232,10 +233,13 @@ func (s *Service) awaitReady(ctx context.Context, made *barchan.Volume) (*barcha
 		if v.Status.Phase == barchan.VolumeReady {
 			return true, nil
 		}
+		if c != nil && c.Message != "" {
+			why = c.Message
+		}
 		return false, unreachable(v, c)
 	})
 	if errors.Is(err, errs.ErrTimeout) && ctx.Err() == nil {
-		return nil, errs.Public(err, "the volume was not made in time; try again")
+		return nil, errs.Public(err, "the volume was not made in time: "+why)
 	}
 	return v, err
 }

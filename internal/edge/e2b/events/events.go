@@ -69,7 +69,7 @@ func (h *Handlers) list(ctx context.Context, id string, p api.ListSandboxEventsP
 	}
 	for _, t := range request.Deref(p.Types) {
 		if !events.Type(t).Known() {
-			return nil, request.Invalid("types: %.80q is no type of event", t)
+			return nil, request.Invalid("types: %.80q is none of %v", t, events.Types())
 		}
 		q.Types = append(q.Types, events.Type(t))
 	}
