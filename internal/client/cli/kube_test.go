@@ -201,7 +201,7 @@ func (s *server) testPool(t *testing.T) {
 	s.run("", "pool", "scale", "py-pool", "5").want(t, 0, "py-pool scaled to 5\n", "")
 	s.run("", "pool", "show", "py-pool", "--json").want(t, 0, `"replicas": 5`, "")
 	s.run("", "pool", "scale", "py-pool", "0").want(t, 0, "py-pool scaled to 0\n", "")
-	for _, count := range []string{"1001", "-1", "many", "", "99999999999999999999"} {
+	for _, count := range []string{"1001", "-1", "many", "99999999999999999999"} {
 		s.run("", "pool", "scale", "py-pool", "--", count).want(t, 2, "", `barchan: COUNT: "`+count+`" is not a whole number from 0 to 1000`)
 	}
 	s.run("", "pool", "scale", "nope", "5").want(t, 1, "", `"nope" not found`)

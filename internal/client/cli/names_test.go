@@ -66,7 +66,7 @@ func TestNamesOrIDs(t *testing.T) {
 	s.run("", "rm", "sb-0001").want(t, 0, id1+"\n", "")
 	s.run("", "rm", "sb-0001").want(t, 1, "", `no sandbox has the name "sb-0001", or an ID that begins so; `+"`barchan ls` lists them")
 	s.run("", "show", id1).want(t, 1, "", "doesn't exist or you don't have access")
-	s.run("", "show", "").want(t, 1, "", "no sandbox has the name")
+	s.run("", "show", "").want(t, 2, "", "SANDBOX is empty")
 }
 
 // TestShowMemory: the API returns the place of the memory.

@@ -110,7 +110,7 @@ func exactly(names ...string) cobra.PositionalArgs {
 		case len(args) > len(names):
 			return Usage(cmd, fmt.Errorf("%q is one argument too many", args[len(names)]))
 		}
-		return nil
+		return notEmpty(cmd, names, args)
 	}
 }
 
@@ -120,8 +120,18 @@ func AtLeast(names ...string) cobra.PositionalArgs {
 		if len(args) < len(names) {
 			return missing(cmd, names[len(args)])
 		}
-		return nil
+		return notEmpty(cmd, names, args)
 	}
+}
+
+// notEmpty refuses empty arguments, which unset variables of a shell are: no object has that name, and some commands would take them for all.
+func notEmpty(cmd *cobra.Command, names, args []string) error {
+	for i, arg := range args {
+		if last := len(names) - 1; arg == "" && (i <= last || strings.HasSuffix(names[last], "...")) {
+			return Usage(cmd, fmt.Errorf("%s is empty", word(names[min(i, last)])))
+		}
+	}
+	return nil
 }
 
 // CheckArguments adds to all commands that have no check a check by the words of their usage lines.
@@ -144,9 +154,14 @@ func Placeholders(use string) []string {
 }
 
 // missing is the error for an argument of a usage line.
-func missing(cmd *cobra.Command, word string) error {
-	name, _, _ := strings.Cut(strings.TrimSuffix(word, "..."), "|")
-	return Usage(cmd, fmt.Errorf("%s is missing", name))
+func missing(cmd *cobra.Command, name string) error {
+	return Usage(cmd, fmt.Errorf("%s is missing", word(name)))
+}
+
+// word is an argument of a usage line without what is around it.
+func word(name string) string {
+	name, _, _ = strings.Cut(strings.TrimSuffix(strings.Trim(name, "[]"), "..."), "|")
+	return name
 }
 
 // JSONFlag adds --json, and returns the command.

@@ -43,7 +43,7 @@ func SnapshotCommand(a *app.App) *cobra.Command {
 		}
 		err := a.WithServer(cmd.Context(), func(t *app.Server) error { return snapshot(cmd.Context(), a, t, args[0], n) })
 		if errors.Is(err, errs.ErrNotFound) {
-			err = fmt.Errorf("%w%s", err, app.Meant(cmd, args[0], "barchan snapshot "))
+			err = errs.Public(err, app.Message(err)+app.Meant(cmd, args[0], "barchan snapshot "))
 		}
 		return err
 	}

@@ -122,6 +122,9 @@ func show(ctx context.Context, a *app.App, t *app.Server, text string) error {
 	if d.Network != nil {
 		line("Allow out", strings.Join(d.Network.AllowOut, " "))
 		line("Deny out", strings.Join(d.Network.DenyOut, " "))
+		if public := d.Network.AllowPublicTraffic; public != nil && !*public {
+			line("Ports", "private: clients need the traffic token, or a URL of `barchan port --expires`")
+		}
 	}
 	if d.State == client.StateRunning {
 		showUse(ctx, a, t, d.SandboxID)

@@ -113,6 +113,11 @@ func snapshotGone(o *runOptions, err error) error {
 // sandboxToRun returns the sandbox of run's flags.
 func sandboxToRun(a *app.App, cmd *cobra.Command, o *runOptions, v variant) (n client.CreateOptions, err error) {
 	template := o.template
+	for _, name := range []string{"template", "from", "image"} {
+		if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" { // a variable that is not set
+			return n, app.Usage(cmd, fmt.Errorf("--%s: is empty", name))
+		}
+	}
 	switch {
 	case o.from == "" && (o.filesOnly || o.allowSecrets):
 		return n, app.Usage(cmd, errors.New("--files-only and --allow-secrets need --from"))
