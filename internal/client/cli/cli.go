@@ -119,6 +119,15 @@ func root(a *app.App) *cobra.Command {
 		build.Command(a), resources.KeyCommand(a), resources.QuotaCommand(a), resources.ApplyCommand(a), resources.TemplateCommand(a), resources.PoolCommand(a), artifact.CheckpointCommand(a), artifact.ImageCommand(a), artifact.VolumeCommand(a), events.Command(a), events.WebhookCommand(a), mcp.Command(a),
 		admin.NetCommand(a), admin.PeersCommand(a), admin.DoctorCommand(a), admin.AuditCommand(a), admin.SecretsCommand(a), admin.ConfigCommand(a), admin.BenchCommand(a), cluster.Command(a), admin.DocsCommand(a), versionCommand(a),
 	)
+	root.InitDefaultHelpCmd()
+	if help, _, err := root.Find([]string{"help"}); err == nil {
+		help.Args = func(_ *cobra.Command, args []string) error {
+			if about, rest, err := root.Find(args); err == nil && len(rest) > 0 {
+				return app.UnknownCommand(about, rest[0])
+			}
+			return nil
+		}
+	}
 	app.CheckArguments(root)
 	completer{a}.complete(root)
 	return root

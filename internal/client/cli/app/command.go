@@ -62,7 +62,7 @@ func Message(err error) string {
 // Noun runs a command that only has verbs.
 func Noun(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return unknownCommand(cmd, args[0])
+		return UnknownCommand(cmd, args[0])
 	}
 	return Usage(cmd, errors.New("a command is missing; one of "+strings.Join(verbs(cmd), ", ")))
 }

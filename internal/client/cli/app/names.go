@@ -1,7 +1,6 @@
 package app
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -183,10 +182,13 @@ func (k *Kube) SnapshotObject(ctx context.Context, namespace, text string) (stri
 			newest = c
 		}
 	}
-	if object == "" && newest != nil {
-		object = newest.Name
+	switch {
+	case object != "":
+		return object, nil
+	case newest != nil:
+		return newest.Name, nil
 	}
-	return cmp.Or(object, text), nil
+	return "", CheckpointKind().Missing(errs.ErrNotFound, namespace, text)
 }
 
 // Missing describes a missing object in the command line's terms.

@@ -18,8 +18,8 @@ func otherWords() map[string][]string {
 	}
 }
 
-// unknownCommand suggests similar commands.
-func unknownCommand(cmd *cobra.Command, name string) error {
+// UnknownCommand is the error for a word that is no command; it suggests similar ones.
+func UnknownCommand(cmd *cobra.Command, name string) error {
 	for _, c := range cmd.Commands() {
 		if cmd.Parent() == nil {
 			c.SuggestFor = otherWords()[c.Name()]
