@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/disk"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -227,5 +228,19 @@ func BenchmarkCreate(b *testing.B) {
 		must(b, os.WriteFile(filepath.Join(at, "x"), []byte("x"), 0o600))
 		must(b, disk.Discard(at))
 		must(b, os.Remove(image))
+	}
+}
+
+// TestTooLarge: a disk larger than a file can be is refused in a sentence for users, without a path of this machine.
+func TestTooLarge(t *testing.T) {
+	s, dir := newStore(t)
+	var fs unix.Statfs_t
+	must(t, unix.Statfs(dir, &fs))
+	if fs.Type != unix.EXT4_SUPER_MAGIC {
+		t.Skip("SKIPPED: the largest file of another file system than ext4 is not known")
+	}
+	err := s.Mount(t.Context(), filepath.Join(dir, "image"), filepath.Join(dir, "at"), 99<<50)
+	if text, ok := errs.PublicMessage(err); !ok || !errors.Is(err, errs.ErrInvalid) || strings.Contains(text, dir) {
+		t.Errorf("%v, want a sentence for users", err)
 	}
 }
