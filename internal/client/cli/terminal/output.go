@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // Interrupted is the cause of a context that a signal ended.
@@ -25,9 +26,13 @@ func (Interrupted) Is(target error) bool { return target == context.Canceled }
 // CodeInterrupted is the exit code after SIGINT, as shells count it.
 const CodeInterrupted = 128 + int(syscall.SIGINT)
 
+// sameSignal is the time within which further signals are the first one again.
+const sameSignal = time.Second
+
 // WithSignals returns a context that ends with the first SIGINT, SIGTERM or SIGHUP, and a function
-// that restores the signals. A second signal ends the program at once, without cleanup. From now on a
-// write to a closed pipe fails; by default it would end the program before the cleanup.
+// that restores the signals. A second signal, a second or more later, ends the program at once, without
+// cleanup: timeout(1), for example, sends the first one twice, to the program and to its group. From now on
+// a write to a closed pipe fails; by default it would end the program before the cleanup.
 func WithSignals(ctx context.Context) (context.Context, func()) {
 	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
@@ -40,7 +45,7 @@ func WithSignals(ctx context.Context) (context.Context, func()) {
 	go func() {                            // ends with ctx
 		select {
 		case sig := <-received:
-			signal.Stop(received)
+			time.AfterFunc(sameSignal, func() { signal.Stop(received) })
 			cancel(Interrupted{sig.(syscall.Signal)})
 		case <-ctx.Done():
 		}

@@ -2,8 +2,12 @@ package terminal
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,5 +72,20 @@ func TestPlain(t *testing.T) {
 		if got := Plain(text); got != want {
 			t.Errorf("%q: %s, want %s", text, got, want)
 		}
+	}
+}
+
+// TestSignalTwiceAtOnce: a signal that arrives twice, as timeout(1) sends it, leaves a command the time to clean up.
+func TestSignalTwiceAtOnce(t *testing.T) {
+	ctx, stop := WithSignals(t.Context())
+	defer stop()
+	for range 2 {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		<-ctx.Done()
+	}
+	if sig, ok := errors.AsType[Interrupted](context.Cause(ctx)); !ok || sig.Signal != syscall.SIGINT {
+		t.Errorf("%v, want that of the signal", context.Cause(ctx))
 	}
 }
