@@ -54,6 +54,20 @@ func TestInterval(t *testing.T) {
 	}
 }
 
+// TestQuantiles: a distribution is described from its least to its greatest value, if there is one.
+func TestQuantiles(t *testing.T) {
+	var s samples
+	for i := range 101 {
+		s = append(s, float64(100-i))
+	}
+	if got := s.quantiles(); len(got) != 21 || got[0] != 0 || got[10] != 50 || got[20] != 100 {
+		t.Errorf("quantiles of 0 to 100: %v", got)
+	}
+	if got := s[:20].quantiles(); got != nil {
+		t.Errorf("20 measurements have the quantiles %v", got)
+	}
+}
+
 // TestCompare: a change beyond the noise is listed, and no other.
 func TestCompare(t *testing.T) {
 	history := filepath.Join(t.TempDir(), "runs.jsonl")

@@ -48,6 +48,7 @@ type options struct {
 	only     string
 	html     string
 	history  string
+	note     string
 	dir      string
 	programs string
 }
@@ -112,7 +113,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if os.Geteuid() != 0 {
 		return errors.New("a whole server needs root")
 	}
-	return (&bench{options: o, parts: parts(), report: newReport(), log: stderr}).run(ctx, stdout)
+	r := newReport()
+	r.Quick, r.Note = o.quick, o.note
+	return (&bench{options: o, parts: parts(), report: r, log: stderr}).run(ctx, stdout)
 }
 
 // run measures and writes what it has found out, also if it was interrupted or a part failed.
@@ -143,6 +146,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: "+strings.Join(names(), ", "))
 	f.StringVar(&o.html, "html", "", "write the report with plots to this `file` too")
 	f.StringVar(&o.history, "history", "", "append the report to this `file` too, as a line of JSON; compare FILE shows what changed in the last run")
+	f.StringVar(&o.note, "note", "", "a `sentence` on the run for its readers, such as \"Other work was running.\"")
 	f.StringVar(&o.dir, "dir", "/var/tmp", "where the server's data lie while it runs; on a disk, or the figures are of memory")
 	f.StringVar(&o.programs, "programs", ownDir(), "directory of barchan and barchan-agent")
 	if err := f.Parse(args); err != nil {

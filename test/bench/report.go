@@ -26,8 +26,10 @@ type figure struct {
 	N      int      `json:"n"`
 	// Interval holds the median at 95 % confidence; nil: there are too few measurements.
 	Interval *[2]float64 `json:"interval,omitempty"`
-	Floor    *floor      `json:"floor,omitempty"`
-	Bar      *bar        `json:"bar,omitempty"`
+	// Quantiles are at 0, 5, 10 to 100 %, for plots of the distribution; nil: there are fewer measurements.
+	Quantiles []float64 `json:"quantiles,omitempty"`
+	Floor     *floor    `json:"floor,omitempty"`
+	Bar       *bar      `json:"bar,omitempty"`
 }
 
 // floor is what the same would cost without us, measured in the same run.
@@ -58,12 +60,16 @@ type report struct {
 	Ended   time.Time `json:"ended"`
 	Machine string    `json:"machine"`
 	Version string    `json:"version"`
-	Load    string    `json:"load"` // when it began
+	Load    string    `json:"load"`            // when it began
+	Quick   bool      `json:"quick,omitempty"` // a tenth of the rounds
+	Note    string    `json:"note,omitempty"`
 	Figures []*figure `json:"figures"`
 	Steps   []step    `json:"steps"`
 }
 
 func newReport() *report { return &report{Began: time.Now(), Load: loadAverage()} }
+
+const quantileCount = 21
 
 // samples are measurements of one thing in one unit.
 type samples []float64
@@ -75,6 +81,18 @@ func (s samples) at(p float64) float64 {
 	}
 	sorted := slices.Sorted(slices.Values(s))
 	return sorted[max(0, int(math.Ceil(p*float64(len(s))))-1)]
+}
+
+// quantiles returns quantileCount values, from the least to the greatest; nil: there are fewer measurements.
+func (s samples) quantiles() []float64 {
+	if len(s) < quantileCount {
+		return nil
+	}
+	list := make([]float64, quantileCount)
+	for i := range list {
+		list[i] = s.at(float64(i) / (quantileCount - 1))
+	}
+	return list
 }
 
 func (s samples) mean() float64 {
@@ -92,7 +110,7 @@ func (r *report) add(group, name, unit string, s samples) *figure {
 		tail = 0.01
 	}
 	p99 := s.at(tail)
-	f := &figure{Group: group, Name: name, Unit: unit, Median: s.at(0.5), P99: &p99, N: len(s), Interval: s.interval()}
+	f := &figure{Group: group, Name: name, Unit: unit, Median: s.at(0.5), P99: &p99, N: len(s), Interval: s.interval(), Quantiles: s.quantiles()}
 	r.Figures = append(r.Figures, f)
 	return f
 }
@@ -153,7 +171,7 @@ func (r *report) writeJSON(w io.Writer) error {
 
 func (r *report) writeTable(w io.Writer) error {
 	fmt.Fprintf(w, "%s\n%s\n%s, %.0f s, load at the start %s\n\n", r.Version, r.Machine, r.Began.UTC().Format("2006-01-02 15:04 MST"),
-		r.Ended.Sub(r.Began).Seconds(), r.Load)
+		r.Ended.Sub(r.Began).Seconds(), strings.TrimSpace(r.Load+"\n"+r.Note))
 	if err := writeFigures(w, r.grouped()); err != nil {
 		return err
 	}
