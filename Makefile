@@ -1,7 +1,7 @@
 # Everything is done by a script under scripts/; a target says which.
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help up down deps runtimes kubectl build images release generate check-generated fmt lint check test test-all test-short test-kube fuzz bench bench-kube
+.PHONY: help up down deps runtimes kubectl build images release generate check-generated fmt lint check test test-all test-short test-kube fuzz bench bench-kube figures
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ release: runtimes ## make what users install: dist/*.tar.gz, dist/*.deb
 
 bench: runtimes build ## measure, with a baseline beside each result (ARGS="--only exec --json")
 	@scripts/bench.sh $(ARGS)
+
+figures: runtimes build ## measure what docs/figures.md shows, and write it (ARGS='--quick --note "Other work was running."')
+	@scripts/figures.sh $(ARGS)
 
 bench-kube: deps ## measure claims on a real kube-apiserver with faked kubelets (ARGS="-rounds 3 -json -peer DIR", ARGS="-sandboxes 100,10000")
 	@scripts/bench-kube.sh $(ARGS)

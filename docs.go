@@ -4,7 +4,7 @@ package barchan
 
 import "embed"
 
-// Documents has the Markdown files, by their paths in the repository.
+// Documents has the Markdown files and their pictures, by their paths in the repository.
 //
-//go:embed README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs/*.md docs/adr/*.md
+//go:embed README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs/*.md docs/adr/*.md docs/figures/*.svg
 var Documents embed.FS

@@ -52,6 +52,10 @@ func TestInBrowser(t *testing.T) {
 		if buttons := read(limited, t, `document.querySelectorAll(".code").length + " " + document.querySelectorAll(".code > button").length`); buttons == "0 0" || strings.Fields(buttons)[0] != strings.Fields(buttons)[1] {
 			t.Errorf("%s: blocks of code and buttons: %s", root, buttons)
 		}
+		do(limited, t, chromedp.Navigate(root+"figures.html"))
+		if missing := read(limited, t, `[...document.images].filter((i) => !i.naturalWidth).map((i) => i.src).join(" ") || document.images.length + " shown"`); missing != "4 shown" {
+			t.Errorf("%s: pictures %s, want 4 shown", root, missing)
+		}
 		cancel()
 	}
 }

@@ -3,6 +3,7 @@ package docsite
 import (
 	"fmt"
 	"net/http"
+	"path"
 	"strings"
 	"sync"
 
@@ -15,6 +16,9 @@ const Path = "/docs"
 
 // csp lets pages load the site's own files and nothing else.
 const csp = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+// pictureCSP is that of pictures, which have styles and load nothing.
+const pictureCSP = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 // Handler serves the site of the program's own documents below Path, to any client: all of it is public. The site is made by the
 // first request, so that a server without readers spends nothing on it.
@@ -49,6 +53,9 @@ func Handler() http.Handler {
 			return
 		}
 		if f := all[name]; f != nil {
+			if path.Ext(name) == picture {
+				h.Set("Content-Security-Policy", pictureCSP)
+			}
 			f.ServeHTTP(w, r)
 			return
 		}

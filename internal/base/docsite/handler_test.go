@@ -53,6 +53,7 @@ func TestHandler(t *testing.T) {
 		"script":     {"GET", "/docs/assets/site.js", 200, "text/javascript; charset=utf-8", "docsIndex"},
 		"style":      {"GET", "/docs/assets/site.css", 200, "text/css; charset=utf-8", "color-scheme"},
 		"index":      {"GET", "/docs/" + indexFile, 200, "text/javascript; charset=utf-8", "storeAfter"},
+		"picture":    {"GET", "/docs/figures/path.svg", 200, "image/svg+xml", "prefers-color-scheme"},
 		"unknown":    {"GET", "/docs/nothing.html", 404, "text/plain; charset=utf-8", "no such page"},
 		"out of it":  {"GET", "/docs/../go.mod", 404, "text/plain; charset=utf-8", "no such page"},
 		"escaped":    {"GET", "/docs/%2e%2e/%2e%2e/etc/passwd", 404, "text/plain; charset=utf-8", "no such page"},
@@ -65,7 +66,11 @@ func TestHandler(t *testing.T) {
 			if got.status != tt.status || got.header.Get("Content-Type") != tt.kind || !strings.Contains(got.body, tt.body) {
 				t.Errorf("status %d, type %q, body %.80q; want %d, %q, %q", got.status, got.header.Get("Content-Type"), got.body, tt.status, tt.kind, tt.body)
 			}
-			if tt.status == 200 && (got.header.Get("Content-Security-Policy") != csp || got.header.Get("X-Content-Type-Options") != "nosniff") {
+			policy := csp
+			if tt.kind == "image/svg+xml" {
+				policy = pictureCSP
+			}
+			if tt.status == 200 && (got.header.Get("Content-Security-Policy") != policy || got.header.Get("X-Content-Type-Options") != "nosniff") {
 				t.Errorf("headers %v lack protection", got.header)
 			}
 		})

@@ -69,6 +69,11 @@ func readPage(source fs.FS, document string, has map[string]bool) (*page, error)
 // resolveLinks turns links between documents into those between files of the site.
 func (p *page) resolveLinks(root ast.Node, has map[string]bool) {
 	_ = ast.Walk(root, func(n ast.Node, entering bool) (ast.WalkStatus, error) { // the walker returns no error
+		if img, ok := n.(*ast.Image); ok && entering {
+			if target := path.Join(path.Dir(p.document), string(img.Destination)); has[target] {
+				img.Destination = []byte(p.root() + fileOf(target))
+			}
+		}
 		link, ok := n.(*ast.Link)
 		if !ok || !entering {
 			return ast.WalkContinue, nil

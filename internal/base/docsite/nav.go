@@ -1,6 +1,9 @@
 package docsite
 
-import "strings"
+import (
+	"path"
+	"strings"
+)
 
 // entry is a link of the navigation: a document, and a short name for it.
 type entry struct{ document, label string }
@@ -20,6 +23,7 @@ var groups = []group{
 		{"README.md", "Install and first result"},
 		{"docs/concepts.md", "Concepts"},
 		{"docs/comparison.md", "Comparison and limits"},
+		{"docs/figures.md", "Figures"},
 	}},
 	{"Tutorials", []entry{
 		{"docs/tutorial-program.md", "An E2B program"},
@@ -77,8 +81,14 @@ var names = map[string]string{
 	"README.md": FirstPage, "SECURITY.md": "threat-model.html", decisions: "adr/index.html",
 }
 
-// fileOf is the name in the site of a document, which may have a fragment.
+// picture is the extension of the pictures that documents show.
+const picture = ".svg"
+
+// fileOf is the name in the site of a picture, or of a document, which may have a fragment.
 func fileOf(document string) string {
+	if path.Ext(document) == picture {
+		return strings.TrimPrefix(document, "docs/")
+	}
 	document, fragment, found := strings.Cut(document, "#")
 	name := names[document]
 	if name == "" {

@@ -30,15 +30,19 @@ type Site struct {
 	outside map[string][]string
 }
 
-// Build makes the site from the Markdown files of source, whose paths are those of the repository.
+// Build makes the site from the Markdown files and pictures of source, whose paths are those of the repository.
 func Build(source fs.FS) (*Site, error) {
-	documents, err := listDocuments(source)
+	documents, err := listFiles(source, ".md")
 	if err != nil {
 		return nil, fmt.Errorf("list the documents: %w", err)
 	}
+	pictures, err := listFiles(source, picture)
+	if err != nil {
+		return nil, fmt.Errorf("list the pictures: %w", err)
+	}
 	has := map[string]bool{decisions: true}
-	for _, d := range documents {
-		has[d] = true
+	for _, name := range slices.Concat(documents, pictures) {
+		has[name] = true
 	}
 	pages := make([]*page, 0, len(documents)+1)
 	for _, d := range documents {
@@ -49,17 +53,27 @@ func Build(source fs.FS) (*Site, error) {
 		pages = append(pages, p)
 	}
 	pages = append(pages, listDecisions(pages))
-	return assemble(pages)
+	s, err := assemble(pages)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range pictures {
+		if s.Files[fileOf(name)], err = fs.ReadFile(source, name); err != nil {
+			return nil, fmt.Errorf("read the pictures: %w", err)
+		}
+	}
+	return s, nil
 }
 
-func listDocuments(source fs.FS) (documents []string, err error) {
+// listFiles returns the paths of the files with an extension.
+func listFiles(source fs.FS, ext string) (names []string, err error) {
 	err = fs.WalkDir(source, ".", func(name string, _ fs.DirEntry, err error) error {
-		if path.Ext(name) == ".md" {
-			documents = append(documents, name)
+		if path.Ext(name) == ext {
+			names = append(names, name)
 		}
 		return err
 	})
-	return documents, err
+	return names, err
 }
 
 // listDecisions makes the page that lists the decisions, newest first.

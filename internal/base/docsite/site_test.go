@@ -136,7 +136,7 @@ func TestNavigation(t *testing.T) {
 			listed[e.document] = true
 		}
 	}
-	documents, err := listDocuments(barchan.Documents)
+	documents, err := listFiles(barchan.Documents, ".md")
 	if err != nil || len(documents) < 50 {
 		t.Fatalf("%d documents, %v", len(documents), err)
 	}
@@ -155,19 +155,21 @@ func TestNavigation(t *testing.T) {
 // sample has a document of each kind of path and what rendering changes.
 func sample(more string) fstest.MapFS {
 	return fstest.MapFS{
-		"README.md":          {Data: []byte("# Barchan\n\nSee [a page](docs/page.md#second-part), [code](api/x.go) and [decisions](docs/adr).\n")},
+		"README.md":          {Data: []byte("# Barchan\n\nSee [a page](docs/page.md#second-part), [code](api/x.go) and [decisions](docs/adr). ![a & b](docs/plots/a.svg)\n")},
 		"docs/page.md":       {Data: []byte("# Page\n\n## Second part\n\nA <b>word</b>: zebra.\n\n```sh\necho '<x>' & zebra crossing\n```\n\n|a|\n|:-:|\n|c|\n\n" + more)},
 		"docs/adr/0001-x.md": {Data: []byte("# 1. First\n\n[page](../page.md), [home](../../README.md)\n")},
+		"docs/plots/a.svg":   {Data: []byte("<svg/>")},
 	}
 }
 
 func TestRendering(t *testing.T) {
 	s := build(t, sample("```goat\n+---+\n| a |\n+---+\n```\n"))
 	for file, want := range map[string][]string{
-		"index.html":      {`<a href="page.html#second-part">a page</a>`, `<span class="outside" title="In the repository: api/x.go">code</span>`, `<a href="adr/index.html">decisions</a>`, "<title>Barchan</title>"},
+		"index.html":      {`<a href="page.html#second-part">a page</a>`, `<span class="outside" title="In the repository: api/x.go">code</span>`, `<a href="adr/index.html">decisions</a>`, `<img src="plots/a.svg" alt="a &amp; b">`, "<title>Barchan</title>"},
 		"page.html":       {`<h2 id="second-part">`, "A &lt;b&gt;word&lt;/b&gt;: zebra.", "<code>echo &#39;&lt;x&gt;&#39; &amp; zebra crossing\n</code>", `<td align="center">`, `<svg xmlns="http://www.w3.org/2000/svg"`, "<title>Page · Barchan</title>"},
 		"adr/0001-x.html": {`<a href="../page.html">page</a>`, `<a href="../index.html">home</a>`, `href="../assets/site.css"`},
 		"adr/index.html":  {`<a href="0001-x.html">1. First</a>`},
+		"plots/a.svg":     {"<svg/>"},
 	} {
 		for _, part := range want {
 			if !strings.Contains(string(s.Files[file]), part) {
@@ -180,9 +182,9 @@ func TestRendering(t *testing.T) {
 // TestDeadLinksAreFound seeds what TestOwnSite must find; links of the navigation, whose documents a sample lacks, are left out.
 func TestDeadLinksAreFound(t *testing.T) {
 	before := deadLinks(t, build(t, sample("")))
-	after := deadLinks(t, build(t, sample("[x](#nowhere) [y](../README.md#none) [z](adr/0001-x.md)\n")))
+	after := deadLinks(t, build(t, sample("[x](#nowhere) [y](../README.md#none) [z](adr/0001-x.md) ![gone](plots/b.svg)\n")))
 	found := slices.DeleteFunc(after, func(link string) bool { return slices.Contains(before, link) })
-	if want := []string{"page.html -> #nowhere", "page.html -> index.html#none"}; !slices.Equal(found, want) {
+	if want := []string{"page.html -> #nowhere", "page.html -> index.html#none", "page.html -> plots/b.svg"}; !slices.Equal(found, want) {
 		t.Errorf("dead links %q, want %q", found, want)
 	}
 	if got := build(t, sample("[y](gone.md)\n")).outside["docs/page.md"]; !slices.Equal(got, []string{"docs/gone.md"}) {
