@@ -99,7 +99,7 @@ func (c *Client) Webhook(ctx context.Context, name string) (found Webhook, err e
 	}
 	switch n {
 	case 0:
-		return Webhook{}, fmt.Errorf("webhook %q not found; `barchan webhook ls` lists them: %w", name, errs.ErrNotFound)
+		return Webhook{}, fmt.Errorf("webhook %q not found: %w", name, errs.ErrNotFound)
 	case 1:
 		return found, nil
 	}
