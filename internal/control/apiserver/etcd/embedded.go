@@ -33,6 +33,9 @@ const (
 	// applied. So the log keeps snapshotCatchUp entries, more than there can be of those.
 	snapshotCount   = 2000
 	snapshotCatchUp = 2 * snapshotCount
+	// startDefrag is how many MiB a start frees at least if it defragments etcd's file. All of the file counts as resident
+	// memory, as etcd maps it as a whole.
+	startDefrag = 16
 )
 
 var errNotReady = errors.New("not ready in time")
@@ -124,7 +127,20 @@ func etcdConfig(dir string, quota int64, log *zap.Logger) *embed.Config {
 	cfg.InitialCluster = cfg.Name + "=" + name.String()
 	cfg.TickMs, cfg.ElectionMs = tickMillis, electionMillis
 	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = snapshotCount, snapshotCatchUp
+	if mayDefrag(dir) {
+		cfg.BootstrapDefragThresholdMegabytes = startDefrag
+	}
 	return cfg
+}
+
+// mayDefrag reports whether the disk has room for a second file of etcd's: without it, the start would fail.
+func mayDefrag(dir string) bool {
+	file, err := os.Stat(filepath.Join(dir, "member", "snap", "db"))
+	if err != nil {
+		return false
+	}
+	free, err := freeSpace(dir)
+	return err == nil && free >= file.Size()+defragSlack
 }
 
 // openEtcd turns etcd's panics and fatal log entries over broken files into errors. Its goroutine

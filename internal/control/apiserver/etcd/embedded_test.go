@@ -93,6 +93,49 @@ func TestEtcdClosesAfterItsWatches(t *testing.T) {
 	b.Close()
 }
 
+// TestStartDefragments: a start gives back what compacted writes have left free in the file, and keeps the data.
+func TestStartDefragments(t *testing.T) {
+	dir := t.TempDir()
+	open := func() *Backend {
+		t.Helper()
+		cfg := &Config{}
+		if err := cfg.Complete(); err != nil {
+			t.Fatal(err)
+		}
+		b, err := Open(t.Context(), cfg, dir, nil, telemetry.Discard())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	b := open()
+	c := b.client()
+	var last int64
+	for i := range 2 * startDefrag {
+		put, err := c.Put(t.Context(), "/key", fmt.Sprint(i)+strings.Repeat("x", 1<<20))
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = put.Header.Revision
+	}
+	if _, err := c.Compact(t.Context(), last, clientv3.WithCompactPhysical()); err != nil {
+		t.Fatal(err)
+	}
+	large := b.etcd.Server.Backend().Size()
+	_ = c.Close()
+	b.Close()
+	b = open()
+	defer b.Close()
+	if small := b.etcd.Server.Backend().Size(); small > large-startDefrag<<20 {
+		t.Errorf("%d bytes before, %d after", large, small)
+	}
+	c = b.client()
+	defer func() { _ = c.Close() }()
+	if got, err := c.Get(t.Context(), "/key"); err != nil || len(got.Kvs) != 1 || len(got.Kvs[0].Value) <= 1<<20 {
+		t.Errorf("the key is lost: %v, %v", got, err)
+	}
+}
+
 // A start applies the writes since the last snapshot again. If the log in memory were cut before they are all applied, an
 // election at that moment would end etcd, as raft scans them.
 func TestLogKeepsWhatAStartApplies(t *testing.T) {

@@ -108,11 +108,11 @@ func (u *maintenance) compactAndDefrag(ctx context.Context, full bool) error {
 	if !full && before-used < u.share(minFreedAt) {
 		return nil
 	}
-	var disk unix.Statfs_t
-	if err := unix.Statfs(u.etcd.Config().Dir, &disk); err != nil {
-		return fmt.Errorf("read free space: %w", err)
+	free, err := freeSpace(u.etcd.Config().Dir)
+	if err != nil {
+		return err
 	}
-	if free := int64(disk.Bavail) * disk.Bsize; free < used+defragSlack {
+	if free < used+defragSlack {
 		return fmt.Errorf("defragment: %d bytes are free on its disk, %d are needed", free, used+defragSlack)
 	}
 	if err := s.Defragment(); err != nil {
@@ -120,6 +120,15 @@ func (u *maintenance) compactAndDefrag(ctx context.Context, full bool) error {
 	}
 	u.log.InfoContext(ctx, "etcd defragmented", "before", before, "after", s.Backend().Size())
 	return nil
+}
+
+// freeSpace returns how many bytes are free on the disk of a directory.
+func freeSpace(dir string) (int64, error) {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(dir, &disk); err != nil {
+		return 0, fmt.Errorf("read free space of %s: %w", dir, err)
+	}
+	return int64(disk.Bavail) * disk.Bsize, nil
 }
 
 // disarm lets etcd take writes again.
