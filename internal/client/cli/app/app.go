@@ -261,23 +261,37 @@ func (a *App) WithKube(ctx context.Context, work func(k *Kube) error) error {
 	return work(k)
 }
 
-// Each calls do for every argument, and prints what it returns. A failure is printed, and does not stop the others, except for the end of a context.
-func (a *App) Each(args []string, do func(arg string) (result string, err error)) error {
-	failed := false
+// outcome is what became of an argument, in JSON.
+type outcome struct {
+	Name  string `json:"name"` // the argument
+	ID    string `json:"id,omitempty"`
+	Error string `json:"error,omitempty"`
+}
+
+// Each calls do for every argument, and prints the IDs that it returns, or a list of outcomes in JSON. A failure is printed, and does not
+// stop the others, except for the end of a context.
+func (a *App) Each(args []string, do func(arg string) (id string, err error)) error {
+	var end error
+	outcomes := []outcome{}
 	for _, arg := range args {
-		result, err := do(arg)
-		switch {
-		case err == nil:
-			fmt.Fprintln(a.Stdout, result)
-		case errors.Is(err, context.Canceled):
-			return err
-		default:
-			failed = true
-			fmt.Fprintln(a.Stderr, "barchan: "+Message(err))
+		id, err := do(arg)
+		if errors.Is(err, context.Canceled) {
+			end = err
+			break
 		}
+		if err != nil {
+			end = ExitCode(CodeError)
+			fmt.Fprintln(a.Stderr, "barchan: "+Message(err))
+			outcomes = append(outcomes, outcome{Name: arg, Error: Message(err)})
+			continue
+		}
+		if !a.JSON {
+			fmt.Fprintln(a.Stdout, id)
+		}
+		outcomes = append(outcomes, outcome{Name: arg, ID: id})
 	}
-	if failed {
-		return ExitCode(CodeError)
+	if a.JSON {
+		end = errors.Join(end, a.PrintJSON(outcomes))
 	}
-	return nil
+	return end
 }

@@ -3,6 +3,7 @@ package app
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"testing"
 
@@ -25,6 +26,21 @@ func TestEach(t *testing.T) {
 	}
 	if err := a.Each([]string{"a", "b"}, func(string) (string, error) { return "", context.Canceled }); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, want that of the context", err)
+	}
+	out.Reset()
+	a.JSON = true
+	err = a.Each([]string{"a", "b", "c"}, func(arg string) (string, error) {
+		switch arg {
+		case "a":
+			return "id-of-a", nil
+		case "b":
+			return "", NoSnapshot(arg)
+		}
+		return "", context.Canceled
+	})
+	var got []outcome
+	if unread := json.Unmarshal(out.Bytes(), &got); unread != nil || !errors.Is(err, context.Canceled) || len(got) != 2 || got[0] != (outcome{Name: "a", ID: "id-of-a"}) || got[1].Error == "" || got[1].ID != "" {
+		t.Errorf("%v, %v, JSON %s", err, unread, out.String())
 	}
 }
 

@@ -186,6 +186,7 @@ func (a *App) RemoveCommand(short string, of Kind) *cobra.Command {
 	what := strings.ToUpper(of.Noun)
 	cmd := &cobra.Command{Use: "rm " + what + "...", Short: short}
 	s.Flags(cmd, false)
+	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return a.RemoveObjects(cmd.Context(), of, s.Namespace, args)
 	}

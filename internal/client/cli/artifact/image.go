@@ -293,6 +293,7 @@ func imageRmCommand(a *app.App) *cobra.Command {
 			})
 		},
 	}
+	a.JSONFlag(cmd)
 	cmd.Flags().BoolVar(&force, "force", false, "remove also what templates name: their sandboxes pull it again, or fail")
 	return cmd
 }

@@ -200,6 +200,7 @@ func snapshotRmCommand(a *app.App) *cobra.Command {
 		Long: "Delete snapshots. Sandboxes that were started from one need it no more.",
 	}
 	namespaceFlag(cmd, &namespace)
+	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if namespace != "" {
 			return a.RemoveObjects(cmd.Context(), app.CheckpointKind(), namespace, args)

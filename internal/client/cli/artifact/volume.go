@@ -138,6 +138,7 @@ func volumeRmCommand(a *app.App) *cobra.Command {
 		Use: "rm VOLUME...", Short: "Delete volumes with their files",
 		Long: "Delete volumes with their files. The files of one that sandboxes mount stay until none does; paused ones count.",
 	}
+	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return a.WithServer(cmd.Context(), func(t *app.Server) error {
 			return a.Each(args, func(name string) (string, error) {

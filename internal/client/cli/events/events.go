@@ -299,7 +299,7 @@ func setCommand(a *app.App) *cobra.Command {
 }
 
 func rmCommand(a *app.App) *cobra.Command {
-	cmd := &cobra.Command{Use: "rm WEBHOOK...", Short: "Delete webhooks"}
+	cmd := a.JSONFlag(&cobra.Command{Use: "rm WEBHOOK...", Short: "Delete webhooks"})
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return a.WithServer(cmd.Context(), func(t *app.Server) error {
 			return a.Each(args, func(name string) (string, error) {

@@ -38,6 +38,7 @@ func KillCommand(a *app.App) *cobra.Command {
 		Args:    cobra.ArbitraryArgs,
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "end all sandboxes of the key's namespace")
+	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if all == (len(args) > 0) {
 			return app.Usage(cmd, errors.New("want either SANDBOX or --all"))
@@ -71,6 +72,7 @@ func PauseCommand(a *app.App) *cobra.Command {
 		Example: "  barchan pause i3k\n  barchan pause i3k --files-only",
 	}
 	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "keep the files and end the programs")
+	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return each(cmd.Context(), a, args, func(t *app.Server, id string) error {
 			return t.REST.Pause(cmd.Context(), id, client.PauseOptions{FilesOnly: filesOnly})
@@ -93,6 +95,7 @@ func ResumeCommand(a *app.App) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "discard the memory, and restart from the files")
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Hour, "life from now on")
+	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if timeout < time.Second {
 			return app.Usage(cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", timeout))

@@ -106,7 +106,7 @@ func keyLsCommand(a *app.App) *cobra.Command {
 }
 
 func keyRmCommand(a *app.App) *cobra.Command {
-	return &cobra.Command{
+	return a.JSONFlag(&cobra.Command{
 		Use:     "rm FINGERPRINT...",
 		Aliases: []string{"remove", "delete"},
 		Short:   "Remove keys; they are refused from then on",
@@ -118,5 +118,5 @@ func keyRmCommand(a *app.App) *cobra.Command {
 				})
 			})
 		},
-	}
+	})
 }
