@@ -421,7 +421,7 @@ func (s *server) testKey(t *testing.T) {
 		t.Errorf("it ends at %s, before %s", kept[0].Spec.ExpiresAt, atLeast)
 	}
 	s.run("", "key", "create", "ci", "-n", "team-a").want(t, 1, "", `"ci" already exists`)
-	s.run("", "key", "create", "Bad_Name").want(t, 1, "", "Bad_Name")
+	s.run("", "key", "create", "Bad_Name").want(t, 2, "", `NAME: "Bad_Name": a lowercase RFC 1123 subdomain must consist of`)
 	s.run("", "key", "create", "--json").want(t, 0, `"namespace": "default"`, "")
 	s.run("", "key", "rm", "-n", "team-a", "none", "ci").want(t, 1, "ci\n", `"none" not found`)
 	if out := s.run("", "key", "ls", "-n", "team-a", "--json").stdout; out != "[]\n" {

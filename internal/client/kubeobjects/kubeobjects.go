@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
@@ -95,6 +96,11 @@ func Error(err error) error {
 
 // example is what Kubernetes adds to the rule that a name breaks, once more in the words of a regular expression.
 var example = regexp.MustCompile(` \(e\.g\. '.*?', regex used for validation is '.*?'\)`)
+
+// InvalidName returns why the API refuses an object of that name; empty if it does not.
+func InvalidName(name string) string {
+	return example.ReplaceAllString(strings.Join(validation.IsDNS1123Subdomain(name), "; "), "")
+}
 
 // invalidText names the fields of an object that the API refuses, and why, without what the caller knows: the object.
 func invalidText(err error) string {

@@ -6,11 +6,11 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
+	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 )
 
 // KeyCommand returns `barchan key`.
@@ -44,8 +44,8 @@ func keyCreateCommand(a *app.App) *cobra.Command {
 		object.Namespace, object.Spec.Description, object.Spec.Scope = s.Namespace, description, barchan.KeyScope(scope)
 		if len(args) == 1 {
 			object.Name = args[0]
-			if reasons := validation.IsDNS1123Subdomain(object.Name); len(reasons) > 0 { // the server would refuse it after it has made the namespace
-				return app.Usage(cmd, fmt.Errorf("NAME: %q: %s", object.Name, reasons[0]))
+			if reason := kubeobjects.InvalidName(object.Name); reason != "" { // the server would refuse it after the namespace is made
+				return app.Usage(cmd, fmt.Errorf("NAME: %q: %s", object.Name, reason))
 			}
 		}
 		if expires > 0 {

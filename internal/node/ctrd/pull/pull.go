@@ -43,6 +43,8 @@ const (
 	pollProgress = 200 * time.Millisecond
 	// keepPart is how long containerd at least keeps what an interrupted pull has received.
 	keepPart = 24 * time.Hour
+	// discards bounds how often a pull drops incomplete blobs. A writer of containerd's that is still closing can leave one again.
+	discards = 3
 	// leasePrefix is of the leases that keep it.
 	leasePrefix = "barchan-pull-"
 )
@@ -114,8 +116,11 @@ func (p *Puller) Pull(ctx context.Context, api *containerd.Client, req Request) 
 	w := &watch{api: api, puller: p, req: req, seen: map[digest.Digest]int64{}, cancel: cancel}
 	end := w.run(ctx)
 	img, err := p.fetch(leases.WithLease(ctx, lease.ID), w)
-	answer, answered := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
-	if answered && answer.StatusCode == http.StatusRequestedRangeNotSatisfiable && w.discard(ctx) {
+	for range discards {
+		answer, answered := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
+		if !answered || answer.StatusCode != http.StatusRequestedRangeNotSatisfiable || !w.discard(ctx) {
+			break
+		}
 		img, err = p.fetch(leases.WithLease(ctx, lease.ID), w)
 	}
 	end()
