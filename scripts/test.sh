@@ -16,6 +16,10 @@
 # then is named at the end, to be mended. Data races, panics and what a whole
 # package leaves behind are never tried again.
 source "$(dirname "$0")/lib.sh"
+# What the shell has set for another server, as `eval "$(barchan env)"` does, is not for those of the tests.
+for variable in "${!BARCHAN_@}" "${!E2B_@}" KUBECONFIG; do
+	[[ $variable == BARCHAN_CACHE ]] || unset "$variable"
+done
 scripts/tool.sh gotestsum pebble s3-server nfs-server
 export TEST_PART=fast
 race=()
