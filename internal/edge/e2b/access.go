@@ -41,10 +41,18 @@ const sandboxDetail = "GET /sandboxes/{sandboxID}"
 type rights struct {
 	scope  barchan.KeyScope
 	access kubeauth.Access
+	server bool // see onServer
 }
 
-func use(a kubeauth.Access) rights    { return rights{barchan.ScopeUse, a} }
-func manage(a kubeauth.Access) rights { return rights{barchan.ScopeManage, a} }
+func use(a kubeauth.Access) rights    { return rights{scope: barchan.ScopeUse, access: a} }
+func manage(a kubeauth.Access) rights { return rights{scope: barchan.ScopeManage, access: a} }
+
+// onServer is of a route that needs the log of events, the files and logs of builds, or the node, which only a server has: a replica
+// forwards it. So it does the files of volumes and the uploads of builds, which have no rights of this table.
+func (r rights) onServer() rights {
+	r.server = true
+	return r
+}
 
 // rightsOf has the rights that each route needs. Which keys a key may make and delete, package apikeys decides.
 var rightsOf = map[string]rights{
@@ -65,27 +73,27 @@ var rightsOf = map[string]rights{
 	"POST /sandboxes/{sandboxID}/pause":                   use(updateSandboxes),
 	"POST /sandboxes/{sandboxID}/resume":                  use(updateSandboxes),
 	"PUT /sandboxes/{sandboxID}/network":                  use(updateSandboxes),
-	"GET /sandboxes/{sandboxID}/network/trace":            use(kubeauth.Access{Verb: "get", Resource: sandboxResource}),
+	"GET /sandboxes/{sandboxID}/network/trace":            use(kubeauth.Access{Verb: "get", Resource: sandboxResource}).onServer(),
 	"POST /sandboxes/{sandboxID}/fork":                    use(kubeauth.Access{Verb: "create", Resource: sandboxResource}),
 	"POST /sandboxes/{sandboxID}/snapshots":               use(kubeauth.Access{Verb: "create", Resource: checkpointResource}),
 	"GET /snapshots":                                      use(kubeauth.Access{Verb: "list", Resource: checkpointResource}),
-	"DELETE /templates/{templateID}":                      manage(kubeauth.Access{Verb: "delete", Resource: checkpointResource}), // it deletes snapshots; where there are tokens, templates are not built
+	"DELETE /templates/{templateID}":                      manage(kubeauth.Access{Verb: "delete", Resource: checkpointResource}).onServer(), // it deletes snapshots; where there are tokens, templates are not built
 	"GET /templates":                                      use(kubeauth.Access{Verb: "list", Resource: templateResource}),
 	"GET /v2/templates":                                   use(kubeauth.Access{Verb: "list", Resource: templateResource}),
-	"GET /templates/{templateID}":                         use(kubeauth.Access{Verb: "get", Resource: templateResource}),
+	"GET /templates/{templateID}":                         use(kubeauth.Access{Verb: "get", Resource: templateResource}).onServer(),
 	"GET /templates/aliases/{alias}":                      use(kubeauth.Access{Verb: "get", Resource: templateResource}),
 	"PATCH /templates/{templateID}":                       manage(kubeauth.Access{Verb: "update", Resource: templateResource}),
 	"PATCH /v2/templates/{templateID}":                    manage(kubeauth.Access{Verb: "update", Resource: templateResource}),
-	"POST /templates/tags":                                manage(kubeauth.Access{Verb: "update", Resource: templateResource}),
-	"DELETE /templates/tags":                              manage(kubeauth.Access{Verb: "delete", Resource: templateResource}),
-	tagsRoute:                                             use(kubeauth.Access{Verb: "get", Resource: templateResource}),
-	"DELETE /templates/{templateID}/builds/{buildID}":     manage(kubeauth.Access{Verb: "delete", Resource: buildResource}),
-	"POST /v3/templates":                                  manage(kubeauth.Access{Verb: "create", Resource: buildResource}),
-	"POST /v2/templates":                                  manage(kubeauth.Access{Verb: "create", Resource: buildResource}),
-	"GET /templates/{templateID}/files/{hash}":            manage(kubeauth.Access{Verb: "create", Resource: buildResource}),
-	"POST /v2/templates/{templateID}/builds/{buildID}":    manage(kubeauth.Access{Verb: "update", Resource: buildResource}),
-	"GET /templates/{templateID}/builds/{buildID}/status": use(kubeauth.Access{Verb: "get", Resource: buildResource}),
-	"GET /templates/{templateID}/builds/{buildID}/logs":   use(kubeauth.Access{Verb: "get", Resource: buildResource}),
+	"POST /templates/tags":                                manage(kubeauth.Access{Verb: "update", Resource: templateResource}).onServer(),
+	"DELETE /templates/tags":                              manage(kubeauth.Access{Verb: "delete", Resource: templateResource}).onServer(),
+	tagsRoute:                                             use(kubeauth.Access{Verb: "get", Resource: templateResource}).onServer(),
+	"DELETE /templates/{templateID}/builds/{buildID}":     manage(kubeauth.Access{Verb: "delete", Resource: buildResource}).onServer(),
+	"POST /v3/templates":                                  manage(kubeauth.Access{Verb: "create", Resource: buildResource}).onServer(),
+	"POST /v2/templates":                                  manage(kubeauth.Access{Verb: "create", Resource: buildResource}).onServer(),
+	"GET /templates/{templateID}/files/{hash}":            manage(kubeauth.Access{Verb: "create", Resource: buildResource}).onServer(),
+	"POST /v2/templates/{templateID}/builds/{buildID}":    manage(kubeauth.Access{Verb: "update", Resource: buildResource}).onServer(),
+	"GET /templates/{templateID}/builds/{buildID}/status": use(kubeauth.Access{Verb: "get", Resource: buildResource}).onServer(),
+	"GET /templates/{templateID}/builds/{buildID}/logs":   use(kubeauth.Access{Verb: "get", Resource: buildResource}).onServer(),
 	"GET /volumes":                                        use(kubeauth.Access{Verb: "list", Resource: volumeResource}),
 	"POST /volumes":                                       manage(kubeauth.Access{Verb: "create", Resource: volumeResource}),
 	"GET /volumes/{volumeID}":                             use(kubeauth.Access{Verb: "update", Resource: volumeResource}), // it returns the token of the files
@@ -101,15 +109,15 @@ var rightsOf = map[string]rights{
 	"PATCH /api-keys/{apiKeyID}":                          manage(kubeauth.Access{Verb: "update", Resource: keyResource}),
 	"POST /access-tokens":                                 manage(kubeauth.Access{Verb: "create", Resource: keyResource}),
 	"DELETE /access-tokens/{accessTokenID}":               manage(kubeauth.Access{Verb: "delete", Resource: keyResource}),
-	"GET /teams/{teamID}/metrics":                         use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
-	"GET /teams/{teamID}/metrics/max":                     use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
-	"GET /events/sandboxes":                               use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
-	"GET /events/sandboxes/{sandboxID}":                   use(kubeauth.Access{Verb: "list", Resource: sandboxResource}),
-	"GET /events/webhooks":                                manage(kubeauth.Access{Verb: "list", Resource: secretResource}),
-	"POST /events/webhooks":                               manage(kubeauth.Access{Verb: "create", Resource: secretResource}),
-	"GET /events/webhooks/{webhookID}":                    manage(kubeauth.Access{Verb: "get", Resource: secretResource}),
-	"PATCH /events/webhooks/{webhookID}":                  manage(kubeauth.Access{Verb: "update", Resource: secretResource}),
-	"DELETE /events/webhooks/{webhookID}":                 manage(kubeauth.Access{Verb: "delete", Resource: secretResource}),
+	"GET /teams/{teamID}/metrics":                         use(kubeauth.Access{Verb: "list", Resource: sandboxResource}).onServer(),
+	"GET /teams/{teamID}/metrics/max":                     use(kubeauth.Access{Verb: "list", Resource: sandboxResource}).onServer(),
+	"GET /events/sandboxes":                               use(kubeauth.Access{Verb: "list", Resource: sandboxResource}).onServer(),
+	"GET /events/sandboxes/{sandboxID}":                   use(kubeauth.Access{Verb: "list", Resource: sandboxResource}).onServer(),
+	"GET /events/webhooks":                                manage(kubeauth.Access{Verb: "list", Resource: secretResource}).onServer(),
+	"POST /events/webhooks":                               manage(kubeauth.Access{Verb: "create", Resource: secretResource}).onServer(),
+	"GET /events/webhooks/{webhookID}":                    manage(kubeauth.Access{Verb: "get", Resource: secretResource}).onServer(),
+	"PATCH /events/webhooks/{webhookID}":                  manage(kubeauth.Access{Verb: "update", Resource: secretResource}).onServer(),
+	"DELETE /events/webhooks/{webhookID}":                 manage(kubeauth.Access{Verb: "delete", Resource: secretResource}).onServer(),
 }
 
 // checkScope refuses a route beyond the scope of an API key. A route without rights needs all of them.

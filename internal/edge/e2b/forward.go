@@ -14,33 +14,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/e2b/volumes"
 )
 
-// serverRoutes are those that need the log of events, the files and logs of builds, or the node, which only a server has. The files of
-// volumes and the uploads of builds are others.
-var serverRoutes = map[string]bool{
-	"GET /sandboxes/{sandboxID}/network/trace":            true,
-	"GET /templates/{templateID}":                         true, // lists its builds
-	"DELETE /templates/{templateID}":                      true,
-	"POST /templates/tags":                                true,
-	"DELETE /templates/tags":                              true,
-	tagsRoute:                                             true,
-	"POST /v2/templates":                                  true,
-	"POST /v3/templates":                                  true,
-	"GET /templates/{templateID}/files/{hash}":            true,
-	"POST /v2/templates/{templateID}/builds/{buildID}":    true,
-	"GET /templates/{templateID}/builds/{buildID}/status": true,
-	"GET /templates/{templateID}/builds/{buildID}/logs":   true,
-	"DELETE /templates/{templateID}/builds/{buildID}":     true,
-	"GET /teams/{teamID}/metrics":                         true,
-	"GET /teams/{teamID}/metrics/max":                     true,
-	"GET /events/sandboxes":                               true,
-	"GET /events/sandboxes/{sandboxID}":                   true,
-	"GET /events/webhooks":                                true,
-	"POST /events/webhooks":                               true,
-	"GET /events/webhooks/{webhookID}":                    true,
-	"PATCH /events/webhooks/{webhookID}":                  true,
-	"DELETE /events/webhooks/{webhookID}":                 true,
-}
-
 // uploadRoute is the route of uploads of builds, whose URLs are signed.
 const uploadRoute = "PUT " + templates.UploadPath
 
@@ -66,7 +39,7 @@ func (s *Server) newForward(server http.RoundTripper) *httputil.ReverseProxy {
 
 // isServers reports whether the server answers a request, and this replica does not.
 func (s *Server) isServers(r *http.Request, route string) bool {
-	return s.forward != nil && (serverRoutes[route] || route == uploadRoute || isContent(r, route))
+	return s.forward != nil && (rightsOf[route].server || route == uploadRoute || isContent(r, route))
 }
 
 // isContent reports whether a request is for the files of a volume.
