@@ -118,7 +118,7 @@ func (s *server) testKeysNamespace(t *testing.T) {
 	mine := func(args ...string) result { return s.run("", append([]string{"--api-key", tenantKey}, args...)...) }
 	mine("key", "create", "made").want(t, 0, "", "key made of namespace tenant-a;")
 	s.run(objects, "--api-key", tenantKey, "apply", "-f", "-").want(t, 0, "sandboxtemplate/py created\n", "")
-	mine("pool", "create", "warm", "--template", "py", "--size", "1").want(t, 0, "warm", "")
+	mine("pool", "create", "warm", "--template", "py", "--size", "1", "--json").want(t, 0, `"replicas": 1`, "")
 	mine("pool", "ls").want(t, 0, "   warm      py ", "")
 	mine("pool", "show", "warm").want(t, 0, "Pool       tenant-a/warm\n", "")
 	s.run("", "pool", "show", "warm").want(t, 1, "", `"warm" not found`)
@@ -182,6 +182,8 @@ func (s *server) testApply(t *testing.T) {
 	s.run(objects, "apply", "-f", "-").want(t, 0, "sandboxtemplate/py unchanged\nsandboxwarmpool/py-pool unchanged\n", "")
 	s.run(strings.ReplaceAll(objects, "256Mi", "128Mi"), "apply", "-f", "-").want(t, 0, "sandboxtemplate/py configured\n", "")
 	s.run(strings.ReplaceAll(objects, "image:", "imaeg:"), "apply", "-f", "-").want(t, 1, "sandboxwarmpool/py-pool unchanged\n", "imaeg")
+	s.run(strings.ReplaceAll(objects, "image:", "imaeg:"), "apply", "-f", "-", "--json").want(t, 1, `"name": "sandboxwarmpool/py-pool",
+    "result": "unchanged"`, "imaeg")
 	s.run("{apiVersion: v9, kind: Nothing, metadata: {name: a}}", "apply", "-f", "-").
 		want(t, 1, "", "barchan: nothing/a: the server has no Nothing of v9\n")
 	s.run("", "template", "ls").want(t, 0, "   py     barchan.local/base:latest   gvisor    500m   128Mi", "")

@@ -32,6 +32,7 @@ func ApplyCommand(a *app.App) *cobra.Command {
 	f.StringVarP(&namespace, "namespace", "n", metav1.NamespaceDefault, "namespace of objects that name none")
 	f.BoolVar(&opt.Force, "force-conflicts", false, "take over fields that others manage")
 	f.BoolVar(&opt.DryRun, "dry-run", false, "have the server check it, and change nothing")
+	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if len(files) == 0 {
 			return app.Usage(cmd, errors.New("-f is missing"))
@@ -75,17 +76,33 @@ func readObjects(ctx context.Context, a *app.App, file string) ([]*unstructured.
 
 func applyAll(ctx context.Context, a *app.App, client *kubeobjects.Client, objects []*unstructured.Unstructured, opt kubeobjects.Options) error {
 	var failed []error
+	all := []applied{}
 	for _, u := range objects {
 		did, err := client.Apply(ctx, u, opt)
 		name := strings.ToLower(u.GetKind()) + "/" + u.GetName()
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", name, err))
+			all = append(all, applied{Name: name, Error: app.Message(err)})
 			continue
 		}
+		all = append(all, applied{Name: name, Result: did, DryRun: opt.DryRun})
 		if opt.DryRun {
 			did += " (dry run)"
 		}
-		fmt.Fprintln(a.Stdout, name+" "+did)
+		if !a.JSON {
+			fmt.Fprintln(a.Stdout, name+" "+did)
+		}
+	}
+	if a.JSON {
+		failed = append(failed, a.PrintJSON(all))
 	}
 	return errors.Join(failed...)
+}
+
+// applied is what became of an object, in JSON.
+type applied struct {
+	Name   string `json:"name"`             // kind and name
+	Result string `json:"result,omitempty"` // created, configured or unchanged
+	Error  string `json:"error,omitempty"`
+	DryRun bool   `json:"dryRun,omitempty"`
 }

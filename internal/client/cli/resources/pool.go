@@ -348,6 +348,13 @@ func poolSize(cmd *cobra.Command, name, text string) (int32, error) {
 	return int32(n), nil
 }
 
+// poolSet is a pool whose size was set, in JSON.
+type poolSet struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Replicas  int32  `json:"replicas"`
+}
+
 func poolScaleCommand(a *app.App) *cobra.Command {
 	var s app.Scope
 	var w waiting
@@ -357,6 +364,7 @@ func poolScaleCommand(a *app.App) *cobra.Command {
 	}
 	s.Flags(cmd, false)
 	w.flags(cmd)
+	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		count, err := poolSize(cmd, "COUNT", args[1])
 		if err != nil {
@@ -384,7 +392,9 @@ func poolScaleCommand(a *app.App) *cobra.Command {
 		if err != nil {
 			return kubeobjects.Error(err)
 		}
-		fmt.Fprintf(a.Stdout, "%s scaled to %d\n", p.Name, count)
+		if err := a.Result(poolSet{s.Namespace, p.Name, count}, fmt.Sprintf("%s scaled to %d", p.Name, count)); err != nil {
+			return err
+		}
 		return w.until(ctx, a, k, s.Namespace, p.Name)
 	}
 	return cmd
@@ -402,6 +412,7 @@ func poolCreateCommand(a *app.App) *cobra.Command {
 	}
 	s.Flags(cmd, false)
 	w.flags(cmd)
+	a.JSONFlag(cmd)
 	f := cmd.Flags()
 	f.StringVar(&template, "template", "", "name of the template")
 	f.StringVar(&size, "size", "1", fmt.Sprintf("how many sandboxes to hold ready, from 0 to %d", maxPool))
@@ -428,7 +439,9 @@ func poolCreateCommand(a *app.App) *cobra.Command {
 		if err := createPool(ctx, k, s.Namespace, args[0], &t, count, extensions.UpdateStrategyType(update)); err != nil {
 			return err
 		}
-		fmt.Fprintln(a.Stdout, args[0])
+		if err := a.Result(poolSet{s.Namespace, args[0], count}, args[0]); err != nil {
+			return err
+		}
 		return w.until(ctx, a, k, s.Namespace, args[0])
 	}
 	return cmd
