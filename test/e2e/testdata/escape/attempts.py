@@ -203,8 +203,9 @@ def host_sockets():
 
 def host_mounts():
     """Paths of the host that mountinfo tells."""
-    words = [w for line in open("/proc/self/mountinfo") for w in line.split() if "containerd" in w or "/var/lib/barchan" in w]
-    if words and "9p" in open("/proc/self/mountinfo").read():
+    lines = open("/proc/self/mountinfo").readlines()
+    words = [w for line in lines for w in line.split() if "containerd" in w or "/var/lib/barchan" in w]
+    if words and any(" - 9p " in line for line in lines):  # the type: an ID in a path can have these letters
         return "mountinfo tells " + words[0][:80]
     raise Denied("mountinfo tells no path of the host")
 
