@@ -215,7 +215,9 @@ func (t *tenant) begin(ctx context.Context, a attack) (end func() error, err err
 	end = func() error {
 		err := outside.end()
 		for _, x := range boxes {
-			err = errors.Join(err, t.rest.Kill(context.WithoutCancel(ctx), x.SandboxID))
+			if gone := t.rest.Kill(context.WithoutCancel(ctx), x.SandboxID); !a.breaks || !errors.Is(gone, client.ErrNotFound) { // the attack may have ended it
+				err = errors.Join(err, gone)
+			}
 		}
 		return err
 	}
