@@ -19,6 +19,15 @@ const (
 	maxLinked  = 1 << 20
 )
 
+// Free returns how many bytes are free on the disk of a directory, for processes without privileges.
+func Free(dir string) (int64, error) {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(dir, &disk); err != nil {
+		return 0, fmt.Errorf("read free space of %s: %w", dir, err)
+	}
+	return int64(disk.Bavail) * disk.Bsize, nil //nolint:gosec // no disk has 2^63 bytes
+}
+
 // Usage returns how many bytes the files of a tree take on disk; a file with several names counts once. Programs may change
 // the tree meanwhile; then what they move may be missing. No depth takes descriptors, and none is too deep.
 func Usage(ctx context.Context, dir string) (sum int64, err error) {

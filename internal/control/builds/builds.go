@@ -19,10 +19,10 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
@@ -109,11 +109,7 @@ func Open(cfg Config) (*Store, error) {
 
 // Free returns how many bytes of the disk are free for processes without privileges.
 func (s *Store) Free() (int64, error) {
-	var disk unix.Statfs_t
-	if err := unix.Statfs(s.cfg.Dir, &disk); err != nil {
-		return 0, fmt.Errorf("read the free space of the disk: %w", err)
-	}
-	return int64(disk.Bavail) * disk.Bsize, nil //nolint:gosec // no disk has 2^63 bytes
+	return durable.Free(s.cfg.Dir)
 }
 
 // makeDir makes a directory with the mode of all, also if it exists with another.

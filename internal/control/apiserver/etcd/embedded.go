@@ -139,7 +139,7 @@ func mayDefrag(dir string) bool {
 	if err != nil {
 		return false
 	}
-	free, err := freeSpace(dir)
+	free, err := durable.Free(dir)
 	return err == nil && free >= file.Size()+defragSlack
 }
 

@@ -11,8 +11,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/storage/mvcc"
-	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
@@ -108,7 +108,7 @@ func (u *maintenance) compactAndDefrag(ctx context.Context, full bool) error {
 	if !full && before-used < u.share(minFreedAt) {
 		return nil
 	}
-	free, err := freeSpace(u.etcd.Config().Dir)
+	free, err := durable.Free(u.etcd.Config().Dir)
 	if err != nil {
 		return err
 	}
@@ -120,15 +120,6 @@ func (u *maintenance) compactAndDefrag(ctx context.Context, full bool) error {
 	}
 	u.log.InfoContext(ctx, "etcd defragmented", "before", before, "after", s.Backend().Size())
 	return nil
-}
-
-// freeSpace returns how many bytes are free on the disk of a directory.
-func freeSpace(dir string) (int64, error) {
-	var disk unix.Statfs_t
-	if err := unix.Statfs(dir, &disk); err != nil {
-		return 0, fmt.Errorf("read free space of %s: %w", dir, err)
-	}
-	return int64(disk.Bavail) * disk.Bsize, nil
 }
 
 // disarm lets etcd take writes again.
