@@ -27,6 +27,7 @@ func testClaimDelay(t *testing.T) {
 		"the end of the delay":     {0, MaxClaimDelay - time.Millisecond, time.Millisecond},
 		"MaxClaimDelay has passed": {0, MaxClaimDelay, 0},
 		"another clock is ahead":   {0, -time.Minute, 0},
+		"that of the claim is":     {-time.Minute, 0, 0},
 	} {
 		now := time.Now()
 		if wait := ClaimDelay(func() time.Time { return now.Add(-c.claimed) }, now.Add(-c.late)); max(wait, 0) != c.wait {

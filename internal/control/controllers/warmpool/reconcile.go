@@ -129,14 +129,11 @@ func (r *reconciler) observe(ctx context.Context, p *extensions.SandboxWarmPool)
 // delayRefill has new members wait while claims arrive and at least half of the members are ready: a claim costs the API
 // server as much as a refill, and has a client that waits.
 func (s *reconcileState) delayRefill() {
-	if s.todo.create == 0 || 2*count(s.target, s.members).currentReady < s.target.desired || s.usage.last.After(s.now) {
-		s.delayed = time.Time{}
-		return
+	var wait time.Duration
+	if s.todo.create > 0 && 2*count(s.target, s.members).currentReady >= s.target.desired {
+		s.delayed = cmp.Or(s.delayed, s.now)
+		wait = controllers.ClaimDelay(func() time.Time { return s.usage.last }, s.delayed)
 	}
-	if s.delayed.IsZero() {
-		s.delayed = s.now
-	}
-	wait := controllers.ClaimDelay(func() time.Time { return s.usage.last }, s.delayed)
 	if wait <= 0 {
 		s.delayed = time.Time{}
 		return
