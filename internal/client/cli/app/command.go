@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -162,6 +163,14 @@ func missing(cmd *cobra.Command, name string) error {
 func word(name string) string {
 	name, _, _ = strings.Cut(strings.TrimSuffix(strings.Trim(name, "[]"), "..."), "|")
 	return name
+}
+
+// AtLeastSecond refuses a flag of less than a second: the API counts in seconds.
+func AtLeastSecond(cmd *cobra.Command, flag string, d time.Duration) error {
+	if d >= time.Second {
+		return nil
+	}
+	return Usage(cmd, fmt.Errorf("--%s: %s is too short, want at least 1s", flag, d))
 }
 
 // JSONFlag adds --json, and returns the command.

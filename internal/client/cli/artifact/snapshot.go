@@ -34,8 +34,8 @@ func SnapshotCommand(a *app.App) *cobra.Command {
 	f.DurationVar(&ttl, "ttl", 0, "time after which it is deleted (default never)")
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if ttl != 0 && ttl < time.Second {
-			return app.Usage(cmd, fmt.Errorf("--ttl: %s is too short, want at least 1s", ttl))
+		if err := app.AtLeastSecond(cmd, "ttl", ttl); err != nil && ttl != 0 {
+			return err
 		}
 		n := client.SnapshotOptions{Name: name, TTL: ttl}
 		if filesOnly {

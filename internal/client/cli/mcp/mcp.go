@@ -66,8 +66,8 @@ func Command(a *app.App) *cobra.Command {
 	cmd.Flags().DurationVar(&o.timeout, "timeout", defaultTimeout, "time without use after which a sandbox ends")
 	cmd.Flags().BoolVar(&o.keep, "keep", false, "leave the sandboxes running at the end of standard input")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if o.timeout < time.Second {
-			return app.Usage(cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", o.timeout))
+		if err := app.AtLeastSecond(cmd, "timeout", o.timeout); err != nil {
+			return err
 		}
 		if o.listen != "" {
 			if o.keep {

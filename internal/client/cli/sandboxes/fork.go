@@ -38,10 +38,11 @@ func ForkCommand(a *app.App) *cobra.Command {
 		if n.Count < 1 || n.Count > maxForks {
 			return app.Usage(cmd, fmt.Errorf("--count: %d is not from 1 to %d", n.Count, maxForks))
 		}
-		if n.Timeout = timeout; timeout < time.Second {
-			return app.Usage(cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", timeout))
+		n.Timeout = timeout
+		err := app.AtLeastSecond(cmd, "timeout", timeout)
+		if err != nil {
+			return err
 		}
-		var err error
 		if n.Metadata, err = keyValues("--metadata", metadata); err != nil {
 			return app.Usage(cmd, err)
 		}

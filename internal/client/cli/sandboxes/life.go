@@ -3,7 +3,6 @@ package sandboxes
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -97,8 +96,8 @@ func ResumeCommand(a *app.App) *cobra.Command {
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Hour, "life from now on")
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if timeout < time.Second {
-			return app.Usage(cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", timeout))
+		if err := app.AtLeastSecond(cmd, "timeout", timeout); err != nil {
+			return err
 		}
 		return each(cmd.Context(), a, args, func(t *app.Server, id string) error {
 			_, err := t.REST.Connect(cmd.Context(), id, client.ConnectOptions{Timeout: timeout, DiscardMemory: filesOnly})

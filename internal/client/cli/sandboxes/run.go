@@ -170,10 +170,10 @@ func volumeMounts(list []string) (mounts []client.VolumeMount, err error) {
 
 func newSandbox(cmd *cobra.Command, a *app.App, template string, timeout time.Duration, metadata []string) (client.CreateOptions, error) {
 	n := client.CreateOptions{TemplateID: template, Timeout: timeout}
-	if timeout < time.Second {
-		return n, app.Usage(cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", timeout))
+	err := app.AtLeastSecond(cmd, "timeout", timeout)
+	if err != nil {
+		return n, err
 	}
-	var err error
 	if n.Metadata, err = keyValues("--metadata", metadata); err != nil {
 		return n, app.Usage(cmd, err)
 	}
