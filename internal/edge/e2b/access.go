@@ -48,7 +48,7 @@ func use(a kubeauth.Access) rights    { return rights{scope: barchan.ScopeUse, a
 func manage(a kubeauth.Access) rights { return rights{scope: barchan.ScopeManage, access: a} }
 
 // onServer is of a route that needs the log of events, the files and logs of builds, or the node, which only a server has: a replica
-// forwards it. So it does the files of volumes and the uploads of builds, which have no rights of this table.
+// forwards it. It also forwards the files of volumes and the uploads of builds, which are not in this table.
 func (r rights) onServer() rights {
 	r.server = true
 	return r
