@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -150,19 +151,14 @@ func shares(pid int, others []int) bool {
 
 // cpuOf is the time that processes have had of a processor, in seconds.
 func cpuOf(pids []int) float64 {
-	const ticks = 100 // a second, as the kernel reports to programs on every architecture
 	sum := 0.0
 	for _, pid := range pids {
-		text, err := procFile(pid, "stat")
-		_, rest, ok := strings.Cut(text, ") ") // the name before it may hold anything
-		fields := strings.Fields(rest)
-		if err != nil || !ok || len(fields) < 13 {
+		p, err := procfs.NewProc(pid)
+		if err != nil {
 			continue
 		}
-		for _, f := range fields[11:13] {
-			if v, err := strconv.ParseFloat(f, 64); err == nil {
-				sum += v / ticks
-			}
+		if stat, err := p.Stat(); err == nil {
+			sum += stat.CPUTime()
 		}
 	}
 	return sum

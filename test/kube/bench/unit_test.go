@@ -98,14 +98,3 @@ func TestReportAlone(t *testing.T) {
 		}
 	}
 }
-
-// TestParseStat: a name may have anything in it.
-func TestParseStat(t *testing.T) {
-	parent, millis, err := parseStat("17 (a) R (b c) S 5 17 17 0 -1 4194560 100 0 0 0 30 12 0 0 20 0 8 0 100 0 0")
-	if parent != 5 || millis != 420 || err != nil {
-		t.Errorf("parent %d, %v ms, %v", parent, millis, err)
-	}
-	if _, _, err := parseStat("17 (a) S 5"); err == nil {
-		t.Error("what is cut off is no error")
-	}
-}
