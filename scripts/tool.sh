@@ -92,6 +92,7 @@ stamp() {
 		cat "$module/go.mod" "$module/go.sum"
 		[[ $package != . ]] || find "$module" -name '*.go' -print0 | sort -z | xargs -0 cat
 		[[ -z $prepare ]] || cat "$module/$prepare"/*.go
+		[[ ! -d $module/patches ]] || cat "$module/patches"/*.patch
 		echo "$package $tags $version${prepare:+ $prepare}"
 		go env GOVERSION GOARCH
 	} | sha256sum | cut -d' ' -f1
@@ -112,13 +113,15 @@ build() {
 }
 
 # prepared goes to a copy of our module that builds the package from a prepared copy
-# of its own. Paths are relative, so that the program is the same wherever it is built.
+# of its own, with our patches. Paths are relative, so that the program is the same wherever it is built.
 prepared() {
 	local source path
 	read -r path source < <(go list -f '{{with .Module}}{{.Path}} {{.Dir}}{{end}}' "$package")
 	cp go.mod go.sum "$scratch"
 	cp -r --no-preserve=mode "$source" "$scratch/source"
 	go run "$prepare" "$scratch/source"
+	# The copy belongs to no repository, wherever it is.
+	[[ ! -d patches ]] || GIT_CEILING_DIRECTORIES=$scratch git -C "$scratch/source" apply "$PWD"/patches/*.patch
 	cd "$scratch"
 	go mod edit -replace "$path=./source"
 }

@@ -1,0 +1,121 @@
+package oci
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+)
+
+// writeLogs has the commands of runsc write logs from now on: each into a file of its name, after the prefix returned.
+func (l *testHost) writeLogs(t *testing.T) (prefix string) {
+	t.Helper()
+	prefix = filepath.Join(l.dir, "logs") + "/"
+	verbose, err := New(Config{
+		Class: GVisor, Binary: l.cfg.Binary, Root: l.cfg.Root, ExtraArgs: []string{"--debug", "--debug-log=" + prefix + "%COMMAND%"},
+	})
+	must(t, err)
+	l.Runtime = verbose
+	return prefix
+}
+
+// Sandboxes and their gofers use the seccomp filters that were compiled with runsc, at start and
+// restore, whether a gofer serves files itself or not. Compiling them takes 10 ms each.
+func TestFiltersArePrecompiled(t *testing.T) {
+	l := newTestHost(t)
+	logs := l.writeLogs(t)
+	// use counts the precompiled and the other filters of a command's process.
+	use := func(command string) (ahead, late int) {
+		t.Helper()
+		text, err := os.ReadFile(logs + command)
+		must(t, err)
+		must(t, os.Remove(logs+command))
+		return strings.Count(string(text), "Loaded precompiled seccomp instructions"),
+			strings.Count(string(text), "building seccomp program from scratch")
+	}
+	check := func(what string) {
+		t.Helper()
+		for _, command := range []string{"boot", "gofer"} {
+			if ahead, late := use(command); ahead != 1 || late != 0 {
+				t.Errorf("%s: %d filters of %s were precompiled, %d not, want 1, 0: is runsc the one that `make runtimes` builds?",
+					what, ahead, command, late)
+			}
+		}
+	}
+	first := l.newSandbox(t).run(t)
+	check("start")
+	image := first.checkpoint(t, CheckpointOptions{})
+	first.copyOf(t).restore(t, image, RestoreOptions{}).query(t, "add")
+	check("restore")
+}
+
+// No thread of a sandbox's processes can get a capability that it has not, though they drop none from their bounding sets.
+func TestNoNewPrivileges(t *testing.T) {
+	b := newTestHost(t).newSandbox(t).run(t)
+	pids, err := cgroups.Processes(b.spec.CgroupsPath)
+	must(t, err)
+	if len(pids) < 2 {
+		t.Fatalf("processes %v, want a sentry and a gofer at least", pids)
+	}
+	for _, pid := range pids {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+		must(t, err)
+		for _, thread := range threads {
+			status, err := os.ReadFile(thread)
+			if err != nil {
+				continue // exited
+			}
+			for _, want := range []string{"NoNewPrivs:\t1\n", "Seccomp:\t2\n"} {
+				if !strings.Contains(string(status), want) {
+					t.Errorf("%s lacks %q:\n%s", thread, want, status)
+				}
+			}
+			for _, name := range []string{"CapPrm:\t", "CapEff:\t", "CapInh:\t"} {
+				_, value, _ := strings.Cut(string(status), name)
+				set, err := strconv.ParseUint(value[:16], 16, 64)
+				must(t, err)
+				if set&(1<<unix.CAP_SYS_ADMIN|1<<unix.CAP_SETPCAP|1<<unix.CAP_NET_ADMIN) != 0 {
+					t.Errorf("%s has %s%x", thread, name, set)
+				}
+			}
+		}
+	}
+}
+
+// A sandbox registers no trace points as it starts, and a restore reads memory by a few workers: in Go's own runtime they
+// would need as many processors.
+func TestStartsLean(t *testing.T) {
+	l := newTestHost(t)
+	logs := l.writeLogs(t)
+	boot := func() string {
+		t.Helper()
+		text, err := os.ReadFile(logs + "boot")
+		must(t, err)
+		must(t, os.Remove(logs+"boot"))
+		return string(text)
+	}
+	first := l.newSandbox(t).run(t)
+	text := boot()
+	if !strings.Contains(text, "reached midpoint RNG initialized") || strings.Contains(text, "reached midpoint seccheck initialized") {
+		t.Error("the log of a start tells no steps, or of trace points")
+	}
+	image := first.checkpoint(t, CheckpointOptions{})
+	first.copyOf(t).restore(t, image, RestoreOptions{}).query(t, "add")
+	most := 0
+	for _, n := range regexp.MustCompile(`Setting GOMAXPROCS to (\d+)`).FindAllStringSubmatch(boot(), -1) {
+		processors, err := strconv.Atoi(n[1])
+		must(t, err)
+		most = max(most, processors)
+	}
+	if limit := 3 * runtime.NumCPU(); most == 0 || most > max(limit, 8) {
+		t.Errorf("a restore had %d processors of Go, want at most %d", most, limit)
+	}
+}
