@@ -128,6 +128,10 @@ func root(a *app.App) *cobra.Command {
 			return nil
 		}
 	}
+	root.InitDefaultCompletionCmd()
+	if completion, _, err := root.Find([]string{"completion"}); err == nil {
+		completion.RunE, completion.Args, completion.Annotations = app.Noun, cobra.ArbitraryArgs, app.NounMark()
+	}
 	app.CheckArguments(root)
 	completer{a}.complete(root)
 	return root

@@ -120,7 +120,7 @@ func (s *Store) Find(ctx context.Context, ask Ask) (ctrd.Image, error) {
 	}
 	img, err := s.pull(ctx, &ask, creds)
 	if err != nil {
-		return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image %q is not on this node and cannot be pulled: %w", full, err))
+		return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image is not on this node: %w", err))
 	}
 	return img, nil
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -159,6 +160,29 @@ func started(t *testing.T, limits pull.Config, change func(*Config)) *Store {
 	return s
 }
 
+// An error of a pull names the image once, and what the registry did.
+func TestPullErrors(t *testing.T) {
+	s := started(t, pull.Config{}, nil)
+	g := newGuarded(t)
+	g.open.Store(true)
+	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	must(t, err)
+	silent := ln.Addr().String()
+	must(t, ln.Close())
+	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
+	t.Cleanup(broken.Close)
+	for ref, want := range map[string]string{
+		g.host + "/open/none:1": "the registry has no such image",
+		silent + "/a/b:1":       "the registry does not answer: dial tcp " + silent + ": connect: connection refused",
+		strings.TrimPrefix(broken.URL, "http://") + "/a/b:1": "the registry answered 418 I'm a teapot",
+	} {
+		_, err := s.Find(t.Context(), Ask{Ref: ref})
+		if got := errs.Text(orNone(err)); got != fmt.Sprintf("image is not on this node: pull image %q: %s", ref, want) {
+			t.Errorf("%s: %s", ref, got)
+		}
+	}
+}
+
 // An image that one namespace has pulled with its credentials is another's only with credentials that the registry accepts.
 func TestPrivateImages(t *testing.T) {
 	have := secrets{}
@@ -187,7 +211,7 @@ func TestPrivateImages(t *testing.T) {
 	}{
 		"none":            {nil, "", errs.ErrForbidden, "private"},
 		"none, never":     {nil, corev1.PullNever, errs.ErrForbidden, "private"},
-		"none, always":    {nil, corev1.PullAlways, errs.ErrForbidden, "cannot be pulled"},
+		"none, always":    {nil, corev1.PullAlways, errs.ErrForbidden, fmt.Sprintf("image is not on this node: pull image %q: access denied by the registry; the image may not exist", ref)},
 		"a wrong one":     {[]string{"wrong"}, "", errs.ErrForbidden, "access denied"},
 		"another host's":  {[]string{"elsewhere"}, "", errs.ErrForbidden, "private"},
 		"a missing one":   {[]string{"gone"}, "", errs.ErrNotFound, "Secret b/gone"},

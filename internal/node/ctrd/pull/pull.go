@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -100,7 +101,7 @@ type resolverOf struct{ remotes.Resolver }
 // Check returns nil if a registry has an image of that digest for the credentials.
 func (p *Puller) Check(ctx context.Context, ref string, creds Credentials) error {
 	_, _, err := p.resolver(creds).Resolve(ctx, ref)
-	return refused(err)
+	return explain(err)
 }
 
 // Pull fetches and unpacks an image. What an interrupted pull has received is kept, and used by the next one of that name.
@@ -132,7 +133,7 @@ func (p *Puller) Pull(ctx context.Context, api *containerd.Client, req Request) 
 		defer stop()
 		_ = api.LeasesService().Delete(release, lease) // otherwise it expires
 	}
-	return img, refused(err)
+	return img, explain(err)
 }
 
 func (p *Puller) fetch(ctx context.Context, w *watch) (containerd.Image, error) {
@@ -142,12 +143,32 @@ func (p *Puller) fetch(ctx context.Context, w *watch) (containerd.Image, error) 
 		containerd.WithImageHandler(images.HandlerFunc(w.add)), containerd.WithImageHandlerWrapper(w.bound))
 }
 
-// refused marks the answer of a registry that denies access.
-func refused(err error) error {
+// explained is an error of containerd whose text is one for users: it has no steps on the way, each with the same reference.
+type explained struct {
+	error
+	text string
+}
+
+func (e explained) Error() string { return e.text }
+
+func (e explained) Unwrap() error { return e.error }
+
+// explain says what a registry answered, or why there was no answer. The answer of one that denies access is an errs.ErrForbidden.
+func explain(err error) error {
 	answer, answered := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
-	if errdefs.IsUnauthorized(err) || errdefs.IsPermissionDenied(err) || errors.Is(err, docker.ErrInvalidAuthorization) ||
-		(answered && (answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden)) {
-		return fmt.Errorf("access denied: %w: %w", err, errs.ErrForbidden)
+	request, unanswered := errors.AsType[*url.Error](err)
+	switch {
+	case err == nil, errs.Kind(err) != nil:
+		return err
+	case errdefs.IsUnauthorized(err), errdefs.IsPermissionDenied(err), errors.Is(err, docker.ErrInvalidAuthorization),
+		answered && (answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden):
+		return fmt.Errorf("%w: %w", explained{err, "access denied by the registry; the image may not exist"}, errs.ErrForbidden)
+	case errdefs.IsNotFound(err):
+		return explained{err, "the registry has no such image"}
+	case answered:
+		return explained{err, "the registry answered " + answer.Status}
+	case unanswered:
+		return explained{err, fmt.Sprintf("the registry does not answer: %v", request.Err)}
 	}
 	return err
 }
