@@ -79,6 +79,7 @@ func parts() []part {
 		{name: "create", measure: measureCreate},
 		{name: "exec", measure: measureExec},
 		{name: "claim", measure: measureClaim},
+		{name: "image", measure: measureImage},
 		{name: "build", measure: measureBuild},
 		{name: "interpreter", measure: measureInterpreter},
 		{name: "transfer", measure: measureTransfer},

@@ -28,8 +28,8 @@ func BenchCommand(a *app.App) *cobra.Command {
 			"It starts a server of its own beside a running one, with its own directories, ports and addresses, and removes it at\n" +
 			"the end, also after Ctrl-C. Each result stands beside a floor: what the same work costs here without Barchan, measured\n" +
 			"in the same run. It needs root, and 10 to 15 minutes on two processors; --quick only shows that it works. Results are\n" +
-			"only as quiet as the machine: the report says its load. The parts are boot, create, exec, claim, build, interpreter,\n" +
-			"transfer, volume, sleep, scale and memory.",
+			"only as quiet as the machine: the report says its load. The parts are boot, create, exec, claim, image, build,\n" +
+			"interpreter, transfer, volume, sleep, scale and memory.",
 		Example: "  barchan bench\n  barchan bench --only create,claim --json\n  barchan bench --history runs.jsonl && barchan bench compare runs.jsonl",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			args := []string{"--html", out, "--dir", dir}
