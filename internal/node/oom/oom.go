@@ -54,7 +54,8 @@ type Limit interface {
 // Guard guards one sandbox.
 type Guard struct {
 	Limit Limit
-	// Kill has the agent kill the process with the most memory. An error gives up.
+	// Kill has the agent kill the process with the most memory. Errors are for good only once nothing has freed memory for long: the agent
+	// finds nothing to kill while the sandbox's kernel still frees what was killed, and answers late beside many processes.
 	Kill func(ctx context.Context) (envd.OOMKilled, error)
 	// Hold stops all processes of the sandbox but the agent, or continues them: so that the agent gets processor time beside many that
 	// need memory.
@@ -119,6 +120,7 @@ type relief struct {
 	// killing and holding are true while a kill, and a change of what is held, is under way. held is true once processes may be stopped.
 	killing, holding, held bool
 	killed, changed        chan error
+	failed                 error // of the last kill or change, if it failed
 	running                sync.WaitGroup
 }
 
@@ -132,15 +134,16 @@ func (g *Guard) free(ctx context.Context) (err error) {
 	if r.held || r.holding {
 		err = errors.Join(err, g.Hold(context.WithoutCancel(ctx), false))
 	}
+	if err != nil {
+		err = errors.Join(err, r.failed)
+	}
 	return err
 }
 
 // run raises the limit all the time: neither the agent nor what changes a sandbox's processes ends while something waits for memory.
 func (r *relief) run(ctx context.Context) error {
 	for {
-		if err := r.take(); err != nil {
-			return err
-		}
+		r.take()
 		use, err := r.Limit.Use()
 		if err != nil {
 			return err
@@ -164,25 +167,25 @@ func (r *relief) run(ctx context.Context) error {
 }
 
 // take takes the results of what has ended.
-func (r *relief) take() error {
+func (r *relief) take() {
 	select {
-	case err := <-r.killed:
-		r.killing, r.killedAt = false, time.Now()
-		return err
-	case err := <-r.changed:
+	case r.failed = <-r.killed:
+		if r.killing, r.killedAt = false, time.Now(); r.failed == nil {
+			r.kills++
+		}
+	case r.failed = <-r.changed:
 		r.holding = false
-		return err
+		r.held = r.held || r.failed != nil // what could not be continued is still stopped
 	default:
-		return nil
 	}
 }
 
 func (r *relief) act(ctx context.Context, use cgroups.Use) {
-	if !r.killing && (use.Left == 0 || time.Since(r.killedAt) > freeing) {
-		r.killing, r.began, r.kills = true, time.Now(), r.kills+1
+	if !r.killing && (use.Left == 0 && r.failed == nil || time.Since(r.killedAt) > freeing) {
+		r.killing, r.began = true, time.Now()
 		r.running.Go(func() { r.killed <- r.kill(ctx) })
 	}
-	if r.killing && !r.holding && !r.held && (time.Since(r.began) > inTime || r.kills > alone) {
+	if r.killing && !r.holding && !r.held && (time.Since(r.began) > inTime || r.kills >= alone) {
 		r.change(ctx, true)
 	}
 }
