@@ -27,17 +27,20 @@ const (
 	maxRaised = 512 << 20
 	// lookAbove is the pause between two looks while only the cache of files is above the limit.
 	lookAbove = 100 * time.Millisecond
-	// look is the pause between two looks at the use of memory, and raiseEvery the least pause between two raises: what
-	// waits must run before it is known whether it needs more.
+	// look is the pause between two looks at the use of memory. The least pause between two raises begins with raiseFirst, since what waits
+	// must run before it is known whether it needs more, and doubles up to raiseLast with each raise since a kill: what takes memory faster
+	// than the agent kills waits longer, and the raises last for as long as a kill may take on a busy machine.
 	look       = 2 * time.Millisecond
-	raiseEvery = 10 * time.Millisecond
+	raiseFirst = 10 * time.Millisecond
+	raiseLast  = time.Second
 	// freeing is how long a sandbox's kernel has to free the memory of a killed process, if nothing waits for memory.
 	freeing = 500 * time.Millisecond
 	// inTime is how long the agent has for a kill, and alone how many kills are enough, before all other processes are stopped.
 	inTime = 100 * time.Millisecond
 	alone  = 2
-	// patience bounds the whole of it.
+	// patience is how long no process may be killed, and whole how long all of it may take.
 	patience = 30 * time.Second
+	whole    = 2 * time.Minute
 )
 
 // Limit is a memory limit that was reached; cgroups.OOM implements it.
@@ -114,7 +117,9 @@ type relief struct {
 	*Guard
 	raised   int64
 	raisedAt time.Time
+	pause    time.Duration // until the next raise
 	kills    int
+	progress time.Time // the last kill, or the beginning
 	began    time.Time // of the last kill
 	killedAt time.Time
 	// killing and holding are true while a kill, and a change of what is held, is under way. held is true once processes may be stopped.
@@ -126,8 +131,8 @@ type relief struct {
 
 // free kills processes until the limit is kept.
 func (g *Guard) free(ctx context.Context) (err error) {
-	limited, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no memory was freed for %s", patience))
-	r := &relief{Guard: g, raised: headroom, killed: make(chan error, 1), changed: make(chan error, 1)}
+	limited, cancel := context.WithTimeoutCause(ctx, whole, fmt.Errorf("too much memory was in use for %s", whole))
+	r := &relief{Guard: g, raised: headroom, pause: raiseFirst, progress: time.Now(), killed: make(chan error, 1), changed: make(chan error, 1)}
 	err = r.run(limited)
 	cancel()
 	r.running.Wait()
@@ -160,6 +165,9 @@ func (r *relief) run(ctx context.Context) error {
 		if err := r.raise(use.Left); err != nil {
 			return err
 		}
+		if time.Since(r.progress) > patience {
+			return fmt.Errorf("no process was killed for %s, with the limit raised by %d MiB and %d left", patience, r.raised>>20, use.Left>>20)
+		}
 		if !lifecycle.Sleep(ctx, look) {
 			return context.Cause(ctx)
 		}
@@ -171,7 +179,7 @@ func (r *relief) take() {
 	select {
 	case r.failed = <-r.killed:
 		if r.killing, r.killedAt = false, time.Now(); r.failed == nil {
-			r.kills++
+			r.kills, r.progress, r.pause = r.kills+1, r.killedAt, raiseFirst
 		}
 	case r.failed = <-r.changed:
 		r.holding = false
@@ -208,10 +216,10 @@ func (r *relief) change(ctx context.Context, stopped bool) {
 
 // raise lets the sandbox's kernel and the agent go on with a kill.
 func (r *relief) raise(left int64) error {
-	if left > near || r.raised >= headroom+maxRaised || time.Since(r.raisedAt) < raiseEvery {
+	if left > near || r.raised >= headroom+maxRaised || time.Since(r.raisedAt) < r.pause {
 		return nil
 	}
-	r.raised, r.raisedAt = r.raised+step, time.Now()
+	r.raised, r.raisedAt, r.pause = r.raised+step, time.Now(), min(2*r.pause, raiseLast)
 	return r.Limit.Raise(r.raised)
 }
 

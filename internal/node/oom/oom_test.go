@@ -188,13 +188,16 @@ func TestGuard(t *testing.T) {
 // An agent that does not help ends the guard, so that the kernel can act.
 func TestGuardGivesUp(t *testing.T) {
 	refused := errors.New("refused")
-	for name, kill := range map[string]func(context.Context) (envd.OOMKilled, error){
-		"refused": func(context.Context) (envd.OOMKilled, error) { return envd.OOMKilled{}, refused },
-		"silent": func(ctx context.Context) (envd.OOMKilled, error) {
+	for name, c := range map[string]struct {
+		kill   func(context.Context) (envd.OOMKilled, error)
+		within time.Duration
+	}{
+		"refused": {func(context.Context) (envd.OOMKilled, error) { return envd.OOMKilled{}, refused }, 2 * patience},
+		"silent": {func(ctx context.Context) (envd.OOMKilled, error) {
 			<-ctx.Done()
 			return envd.OOMKilled{}, context.Cause(ctx)
-		},
-		"a lie": func(context.Context) (envd.OOMKilled, error) { return envd.OOMKilled{PID: 7}, nil },
+		}, 2 * patience},
+		"a lie": {func(context.Context) (envd.OOMKilled, error) { return envd.OOMKilled{PID: 7}, nil }, whole + patience},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -205,8 +208,8 @@ func TestGuardGivesUp(t *testing.T) {
 				defer cancel()
 				running.Go(func() { p.run(ctx) })
 				begin := time.Now()
-				err := (&Guard{Limit: p, Kill: kill, Hold: p.hold, Killed: func(envd.OOMKilled) {}}).Run(ctx)
-				if err == nil || errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil || time.Since(begin) > 2*patience {
+				err := (&Guard{Limit: p, Kill: c.kill, Hold: p.hold, Killed: func(envd.OOMKilled) {}}).Run(ctx)
+				if err == nil || errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil || time.Since(begin) > c.within {
 					t.Errorf("it ended after %s with %v", time.Since(begin), err)
 				}
 				if p.highest > limit+headroom+maxRaised {
