@@ -32,7 +32,7 @@ const (
 	// than the agent kills waits longer, and the raises last for as long as a kill may take on a busy machine.
 	look       = 2 * time.Millisecond
 	raiseFirst = 10 * time.Millisecond
-	raiseLast  = time.Second
+	raiseLast  = 500 * time.Millisecond
 	// freeing is how long a sandbox's kernel has to free the memory of a killed process, if nothing waits for memory.
 	freeing = 500 * time.Millisecond
 	// inTime is how long the agent has for a kill, and alone how many kills are enough, before all other processes are stopped.
