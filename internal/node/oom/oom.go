@@ -27,17 +27,20 @@ const (
 	maxRaised = 512 << 20
 	// lookAbove is the pause between two looks while only the cache of files is above the limit.
 	lookAbove = 100 * time.Millisecond
-	// look is the pause between two looks at the use of memory, and raiseEvery the least pause between two raises: what
-	// waits must run before it is known whether it needs more.
+	// look is the pause between two looks at the use of memory. The least pause between two raises begins with raiseFirst, since what waits
+	// must run before it is known whether it needs more, and doubles up to raiseLast with each raise since a kill: what takes memory faster
+	// than the agent kills waits longer, and the raises last for as long as a kill may take on a busy machine.
 	look       = 2 * time.Millisecond
-	raiseEvery = 10 * time.Millisecond
+	raiseFirst = 10 * time.Millisecond
+	raiseLast  = 500 * time.Millisecond
 	// freeing is how long a sandbox's kernel has to free the memory of a killed process, if nothing waits for memory.
 	freeing = 500 * time.Millisecond
 	// inTime is how long the agent has for a kill, and alone how many kills are enough, before all other processes are stopped.
 	inTime = 100 * time.Millisecond
 	alone  = 2
-	// patience bounds the whole of it.
+	// patience is how long no process may be killed, and whole how long all of it may take.
 	patience = 30 * time.Second
+	whole    = 2 * time.Minute
 )
 
 // Limit is a memory limit that was reached; cgroups.OOM implements it.
@@ -54,7 +57,8 @@ type Limit interface {
 // Guard guards one sandbox.
 type Guard struct {
 	Limit Limit
-	// Kill has the agent kill the process with the most memory. An error gives up.
+	// Kill has the agent kill the process with the most memory. Errors are for good only once nothing has freed memory for long: the agent
+	// finds nothing to kill while the sandbox's kernel still frees what was killed, and answers late beside many processes.
 	Kill func(ctx context.Context) (envd.OOMKilled, error)
 	// Hold stops all processes of the sandbox but the agent, or continues them: so that the agent gets processor time beside many that
 	// need memory.
@@ -113,24 +117,30 @@ type relief struct {
 	*Guard
 	raised   int64
 	raisedAt time.Time
+	pause    time.Duration // until the next raise
 	kills    int
+	progress time.Time // the last kill, or the beginning
 	began    time.Time // of the last kill
 	killedAt time.Time
 	// killing and holding are true while a kill, and a change of what is held, is under way. held is true once processes may be stopped.
 	killing, holding, held bool
 	killed, changed        chan error
+	failed                 error // of the last kill or change, if it failed
 	running                sync.WaitGroup
 }
 
 // free kills processes until the limit is kept.
 func (g *Guard) free(ctx context.Context) (err error) {
-	limited, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no memory was freed for %s", patience))
-	r := &relief{Guard: g, raised: headroom, killed: make(chan error, 1), changed: make(chan error, 1)}
+	limited, cancel := context.WithTimeoutCause(ctx, whole, fmt.Errorf("too much memory was in use for %s", whole))
+	r := &relief{Guard: g, raised: headroom, pause: raiseFirst, progress: time.Now(), killed: make(chan error, 1), changed: make(chan error, 1)}
 	err = r.run(limited)
 	cancel()
 	r.running.Wait()
 	if r.held || r.holding {
 		err = errors.Join(err, g.Hold(context.WithoutCancel(ctx), false))
+	}
+	if err != nil {
+		err = errors.Join(err, r.failed)
 	}
 	return err
 }
@@ -138,9 +148,7 @@ func (g *Guard) free(ctx context.Context) (err error) {
 // run raises the limit all the time: neither the agent nor what changes a sandbox's processes ends while something waits for memory.
 func (r *relief) run(ctx context.Context) error {
 	for {
-		if err := r.take(); err != nil {
-			return err
-		}
+		r.take()
 		use, err := r.Limit.Use()
 		if err != nil {
 			return err
@@ -157,6 +165,9 @@ func (r *relief) run(ctx context.Context) error {
 		if err := r.raise(use.Left); err != nil {
 			return err
 		}
+		if time.Since(r.progress) > patience {
+			return fmt.Errorf("no process was killed for %s, with the limit raised by %d MiB and %d left", patience, r.raised>>20, use.Left>>20)
+		}
 		if !lifecycle.Sleep(ctx, look) {
 			return context.Cause(ctx)
 		}
@@ -164,25 +175,25 @@ func (r *relief) run(ctx context.Context) error {
 }
 
 // take takes the results of what has ended.
-func (r *relief) take() error {
+func (r *relief) take() {
 	select {
-	case err := <-r.killed:
-		r.killing, r.killedAt = false, time.Now()
-		return err
-	case err := <-r.changed:
+	case r.failed = <-r.killed:
+		if r.killing, r.killedAt = false, time.Now(); r.failed == nil {
+			r.kills, r.progress, r.pause = r.kills+1, r.killedAt, raiseFirst
+		}
+	case r.failed = <-r.changed:
 		r.holding = false
-		return err
+		r.held = r.held || r.failed != nil // what could not be continued is still stopped
 	default:
-		return nil
 	}
 }
 
 func (r *relief) act(ctx context.Context, use cgroups.Use) {
-	if !r.killing && (use.Left == 0 || time.Since(r.killedAt) > freeing) {
-		r.killing, r.began, r.kills = true, time.Now(), r.kills+1
+	if !r.killing && (use.Left == 0 && r.failed == nil || time.Since(r.killedAt) > freeing) {
+		r.killing, r.began = true, time.Now()
 		r.running.Go(func() { r.killed <- r.kill(ctx) })
 	}
-	if r.killing && !r.holding && !r.held && (time.Since(r.began) > inTime || r.kills > alone) {
+	if r.killing && !r.holding && !r.held && (time.Since(r.began) > inTime || r.kills >= alone) {
 		r.change(ctx, true)
 	}
 }
@@ -205,10 +216,10 @@ func (r *relief) change(ctx context.Context, stopped bool) {
 
 // raise lets the sandbox's kernel and the agent go on with a kill.
 func (r *relief) raise(left int64) error {
-	if left > near || r.raised >= headroom+maxRaised || time.Since(r.raisedAt) < raiseEvery {
+	if left > near || r.raised >= headroom+maxRaised || time.Since(r.raisedAt) < r.pause {
 		return nil
 	}
-	r.raised, r.raisedAt = r.raised+step, time.Now()
+	r.raised, r.raisedAt, r.pause = r.raised+step, time.Now(), min(2*r.pause, raiseLast)
 	return r.Limit.Raise(r.raised)
 }
 

@@ -25,6 +25,8 @@ type played struct {
 	held    bool // stops all programs
 	holds   int
 	cache   int64 // above the limit there is no event
+	late    time.Duration
+	freeing int64 // is still in use for late after the kill
 	reached chan struct{}
 }
 
@@ -36,7 +38,7 @@ func (p *played) use() (sum int64) {
 	for _, n := range p.has {
 		sum += n
 	}
-	return sum
+	return sum + p.freeing
 }
 
 func (p *played) run(ctx context.Context) {
@@ -121,8 +123,15 @@ func (p *played) kill(ctx context.Context) (envd.OOMKilled, error) {
 				most = i
 			}
 		}
-		if killed := p.has[most]; !p.waiting {
+		if killed := p.has[most]; killed == 0 {
+			p.mu.Unlock()
+			return envd.OOMKilled{}, errors.New("no process has memory")
+		} else if !p.waiting {
 			p.has[most], p.wants[most] = 0, 0
+			if p.late > 0 {
+				p.freeing += killed
+				time.AfterFunc(p.late, func() { p.mu.Lock(); p.freeing -= killed; p.mu.Unlock() })
+			}
 			p.mu.Unlock()
 			return envd.OOMKilled{PID: most, Bytes: killed}, nil
 		}
@@ -136,18 +145,20 @@ func TestGuard(t *testing.T) {
 	for name, c := range map[string]struct {
 		wants []int64
 		cache int64
+		late  time.Duration
 		kills int
 	}{
 		"within the limit":               {wants: []int64{200 << 20, 300 << 20}},
 		"within the limit, with a cache": {wants: []int64{200 << 20, 300 << 20}, cache: 100 << 20},
 		"one too large":                  {wants: []int64{100 << 20, 900 << 20}, kills: 1},
 		"one too large, with a cache":    {wants: []int64{100 << 20, 450 << 20}, cache: 500 << 20, kills: 1},
+		"one too large, freed late":      {wants: []int64{900 << 20}, late: 5 * time.Second, kills: 1},
 		"eight that together":            {wants: []int64{200 << 20, 200 << 20, 200 << 20, 200 << 20, 200 << 20, 200 << 20, 200 << 20, 200 << 20}, kills: 6},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newPlayed(c.wants...)
-				p.cache = c.cache
+				p.cache, p.late = c.cache, c.late
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				var running sync.WaitGroup
 				defer running.Wait()
@@ -177,13 +188,16 @@ func TestGuard(t *testing.T) {
 // An agent that does not help ends the guard, so that the kernel can act.
 func TestGuardGivesUp(t *testing.T) {
 	refused := errors.New("refused")
-	for name, kill := range map[string]func(context.Context) (envd.OOMKilled, error){
-		"refused": func(context.Context) (envd.OOMKilled, error) { return envd.OOMKilled{}, refused },
-		"silent": func(ctx context.Context) (envd.OOMKilled, error) {
+	for name, c := range map[string]struct {
+		kill   func(context.Context) (envd.OOMKilled, error)
+		within time.Duration
+	}{
+		"refused": {func(context.Context) (envd.OOMKilled, error) { return envd.OOMKilled{}, refused }, 2 * patience},
+		"silent": {func(ctx context.Context) (envd.OOMKilled, error) {
 			<-ctx.Done()
 			return envd.OOMKilled{}, context.Cause(ctx)
-		},
-		"a lie": func(context.Context) (envd.OOMKilled, error) { return envd.OOMKilled{PID: 7}, nil },
+		}, 2 * patience},
+		"a lie": {func(context.Context) (envd.OOMKilled, error) { return envd.OOMKilled{PID: 7}, nil }, whole + patience},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -194,8 +208,8 @@ func TestGuardGivesUp(t *testing.T) {
 				defer cancel()
 				running.Go(func() { p.run(ctx) })
 				begin := time.Now()
-				err := (&Guard{Limit: p, Kill: kill, Hold: p.hold, Killed: func(envd.OOMKilled) {}}).Run(ctx)
-				if err == nil || errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil || time.Since(begin) > 2*patience {
+				err := (&Guard{Limit: p, Kill: c.kill, Hold: p.hold, Killed: func(envd.OOMKilled) {}}).Run(ctx)
+				if err == nil || errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil || time.Since(begin) > c.within {
 					t.Errorf("it ended after %s with %v", time.Since(begin), err)
 				}
 				if p.highest > limit+headroom+maxRaised {

@@ -64,12 +64,15 @@ func (s *Supervisor) hold(ctx context.Context, r *journal.Row, stopped bool) err
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, holdTimeout)
+	limited, cancel := context.WithTimeout(ctx, holdTimeout)
 	defer cancel()
-	if stopped {
-		return runtime.Stop(ctx, string(r.Plan.ID))
+	if !stopped {
+		return runtime.Continue(limited, string(r.Plan.ID))
 	}
-	return runtime.Continue(ctx, string(r.Plan.ID))
+	if err := runtime.Stop(limited, string(r.Plan.ID)); err != nil { // the agent may be among those that are stopped
+		return errors.Join(err, s.hold(context.WithoutCancel(ctx), r, false))
+	}
+	return nil
 }
 
 func (s *Supervisor) killed(ctx context.Context, u *registry.Handle, r *journal.Row, p envd.OOMKilled) {
