@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -197,8 +198,30 @@ func testDashboard(t *testing.T, s *server) {
 	b.readRest(key, id)
 	b.changeState()
 	b.otherPages()
+	b.watchPool(key)
 	b.endSandbox(id)
 	b.signOut()
+	b.readAudit(id)
+}
+
+// readAudit finds what the audit log has of the page's holder of the key.
+func (b *browser) readAudit(id string) {
+	out := b.must("audit", "--json", "--since", "1h")
+	var got []string
+	for line := range strings.Lines(out) {
+		var e struct{ By, Name, Namespace, Action, Sandbox, Result string }
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			b.t.Fatal(err)
+		}
+		if e.Namespace == "dashboard" && e.By == "key" && e.Name != "" && (e.Sandbox == "" || e.Sandbox == id) {
+			got = append(got, e.Action+" "+e.Result)
+		}
+	}
+	for _, want := range []string{"open dashboard ok", "open terminal ok", "close terminal ok", "write files ok", "delete files ok"} {
+		if !slices.Contains(got, want) {
+			b.t.Errorf("the audit log lacks %q: %q", want, got)
+		}
+	}
 }
 
 // signIn is refused with a wrong key, and then by a link, which leaves nothing behind.
@@ -340,6 +363,40 @@ func (b *browser) otherPages() {
 		}
 		b.looks(page.name)
 	}
+}
+
+// watchPool sees why claims of a pool waited: three at once for one member.
+func (b *browser) watchPool(key string) {
+	b.data("pool", "create", "py", "--namespace", "dashboard", "--template", "base", "--size", "1", "--wait")
+	var ids [3]string
+	var claims sync.WaitGroup
+	for i := range ids {
+		claims.Go(func() {
+			status, body, err := b.tryCall(key, http.MethodPost, "/sandboxes", map[string]any{"templateID": "base"})
+			var made struct{ SandboxID string }
+			if err == nil {
+				err = json.Unmarshal([]byte(body), &made)
+			}
+			if status != http.StatusCreated || err != nil {
+				b.t.Errorf("create = %d %s, %v", status, body, err)
+			}
+			ids[i] = made.SandboxID
+		})
+	}
+	claims.Wait()
+	b.click(`//header//a[.="Pools"]`)
+	b.shows("Of the claims of 3 live sandboxes, 1 got a ready one at once")
+	b.shows("What made claims wait")
+	b.until(`document.querySelectorAll(".waits tbody th a").length === 2 && [...document.querySelectorAll(".waits tbody .num")].every((n) => / m?s$/.test(n.innerText))`)
+	b.looks("pool")
+	b.click(`//table[@class="waits"]//a`)
+	b.until(`/the claim waited [0-9.]+m?s|cold start: the pool had no/.test(document.querySelector(".timeline")?.innerText)`)
+	for _, id := range ids {
+		if status, body := b.call(key, http.MethodDelete, "/sandboxes/"+id, nil); status != http.StatusNoContent {
+			b.t.Fatalf("delete = %d %s", status, body)
+		}
+	}
+	b.data("pool", "rm", "py", "--namespace", "dashboard")
 }
 
 // endSandbox kills all that there are from the list.

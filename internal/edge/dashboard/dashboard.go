@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -39,7 +40,7 @@ type Cache interface {
 	Sandboxes(ctx context.Context, namespace string) ([]*agents.Sandbox, error)
 }
 
-// Config has the parts of a Server. All of it is required but for Domain and Conditions.
+// Config has the parts of a Server. All of it is required but for Domain, Conditions and Audit.
 type Config struct {
 	Keys  Keys
 	Cache Cache
@@ -60,6 +61,8 @@ type Config struct {
 	Conditions func() []health.Condition
 	About      About
 	Log        *slog.Logger
+	// Audit records sign-ins, terminals and changes of files; nil records nothing.
+	Audit *auditlog.Log
 }
 
 // Quotas has the limits and the use of namespaces; a quota.Quotas does.
@@ -137,9 +140,9 @@ func (s *Server) routes() {
 	s.page("GET sandboxes/{id}/ports", s.ports)
 	s.page("GET sandboxes/{id}/log", s.followLog)
 	s.page("GET sandboxes/{id}/files", s.listFiles)
-	s.page("PUT sandboxes/{id}/files", s.uploadFile)
-	s.page("POST sandboxes/{id}/files", s.makeDirectory)
-	s.page("DELETE sandboxes/{id}/files", s.removeFile)
+	s.page("PUT sandboxes/{id}/files", s.recorded(actionWrite, s.uploadFile))
+	s.page("POST sandboxes/{id}/files", s.recorded(actionWrite, s.makeDirectory))
+	s.page("DELETE sandboxes/{id}/files", s.recorded(actionDelete, s.removeFile))
 	s.page("POST sandboxes/{id}/terminal", s.terminalTicket)
 	s.page("GET pools", s.pools)
 	s.page("GET snapshots", s.snapshots)
@@ -250,6 +253,7 @@ func (s *Server) signIn(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	setCookie(w, r, secret)
+	s.record(r, who, actionSignIn, http.StatusOK)
 	s.Log.InfoContext(r.Context(), "dashboard session started", telemetry.Namespace, who.Namespace, telemetry.Name, who.Key)
 	return writeJSON(w, sessionView(who))
 }
