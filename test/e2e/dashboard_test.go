@@ -149,6 +149,9 @@ func (b *browser) looks(name string) {
 	}{{"", "light", 1360, 860}, {"-dark", "dark", 1360, 860}, {"-phone", "light", 390, 800}} {
 		b.do("look at "+name, chromedp.EmulateViewport(v.width, v.height), scheme(v.scheme))
 		evaluate[bool](b, `new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(true), 200)))`)
+		if got := evaluate[int64](b, "document.documentElement.scrollWidth"); got > v.width {
+			b.t.Errorf("%s%s is %d pixels wide, on a screen of %d", name, v.suffix, got, v.width)
+		}
 		if _, err := chromedp.Run(b.ctx, chromedp.Evaluate[chromedp.Void](axe)); err != nil {
 			b.fail("load axe", err)
 		}
@@ -361,8 +364,16 @@ func (b *browser) otherPages() {
 		if page.name == "snapshots" { // the fork and the snapshot are below their source
 			b.until(`document.querySelectorAll(".tree > li").length === 1 && document.querySelectorAll(".tree ul > li").length === 2`)
 		}
+		if page.name == "server" {
+			b.until(`[...document.querySelectorAll(".nodes tbody tr")].map((r) => r.innerText.split(/\s+/)[1]).join() === "2"`)
+		}
 		b.looks(page.name)
 	}
+	b.click(`//header//a[.="Templates"]`)
+	b.click(`//td//a[contains(.,"base")]`)
+	b.until(`[...document.querySelectorAll(".revisions tbody tr")].some((r) => r.innerText.includes("current") && r.cells[4].innerText === "1")`)
+	b.looks("template")
+	b.do("close", chromedp.KeyEvent("\x1b"))
 }
 
 // watchPool sees why claims of a pool waited: three at once for one member.

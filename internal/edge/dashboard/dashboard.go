@@ -22,6 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/webfile"
 	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/edge/dashboard/sessions"
 	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
@@ -52,6 +53,8 @@ type Config struct {
 	Visit func(ctx context.Context, id sandbox.ID) (*gateway.Visit, error)
 	// Agent reaches the agent of a running sandbox to observe it, which does not count as use.
 	Agent func(s *agents.Sandbox) (*envd.Client, error)
+	// Template finds a template that a namespace may use, by its name, alias or ID.
+	Template func(ctx context.Context, namespace, name string) (templates.Template, error)
 	// View is what a sandbox's tenant sees of it.
 	View func(s *agents.Sandbox) sandboxes.Sandbox
 	// Domain is that of the sandboxes' hosts, whose port is ignored; empty: their ports are linked by path.
@@ -99,7 +102,7 @@ const (
 
 // New checks the configuration. Run must be called for streams and terminals to end.
 func New(cfg Config) (*Server, error) {
-	if cfg.Keys == nil || cfg.Cache == nil || cfg.Objects == nil || cfg.Live == nil || cfg.REST == nil || cfg.Visit == nil || cfg.Agent == nil || cfg.View == nil || cfg.Quotas == nil || cfg.Log == nil {
+	if cfg.Keys == nil || cfg.Cache == nil || cfg.Objects == nil || cfg.Live == nil || cfg.REST == nil || cfg.Visit == nil || cfg.Agent == nil || cfg.View == nil || cfg.Template == nil || cfg.Quotas == nil || cfg.Log == nil {
 		return nil, fmt.Errorf("dashboard: a required part is missing: %w", errs.ErrInvalid)
 	}
 	if host, _, err := net.SplitHostPort(cfg.Domain); err == nil {
@@ -146,6 +149,7 @@ func (s *Server) routes() {
 	s.page("POST sandboxes/{id}/terminal", s.terminalTicket)
 	s.page("GET pools", s.pools)
 	s.page("GET snapshots", s.snapshots)
+	s.page("GET templates/{id}/revisions", s.revisions)
 	s.page("GET server", s.server)
 	s.page(" rest/{path...}", s.rest)
 	s.mux.HandleFunc("GET /ui/api/sandboxes/{id}/download", s.authenticated(true, s.download))

@@ -139,8 +139,9 @@ func (s *Server) timeline(ctx context.Context, o *agents.Sandbox) []moment {
 		all = append(all, moment{At: claimed, What: "Claimed", Detail: claimText(o, claimed), Source: fromObject})
 	}
 	all = append(all, s.eventsOf(ctx, o)...)
-	all = append(all, conditionMoments(o, s.hub.started)...)
-	all = append(all, operationMoments(o)...)
+	operations := operationMoments(o)
+	all = append(all, operations...)
+	all = append(all, conditionMoments(o, s.hub.started, operations)...)
 	slices.SortStableFunc(all, func(a, b moment) int { return a.At.Compare(b.At) })
 	if precise.IsZero() { // the object's second is never later than what followed it
 		for i := range all {
@@ -210,14 +211,20 @@ func operationMoments(o *agents.Sandbox) (all []moment) {
 	return all
 }
 
-// conditionMoments are changes that came before the watch.
-func conditionMoments(o *agents.Sandbox, started time.Time) (all []moment) {
+// conditionMoments are changes that came before the watch. Of one in the second in which an operation ended, that is the time.
+func conditionMoments(o *agents.Sandbox, started time.Time, operations []moment) (all []moment) {
 	for i := range o.Status.Conditions {
 		c := &o.Status.Conditions[i]
 		if c.Type == agents.ConditionPodScheduled || c.Status != metav1.ConditionTrue || c.LastTransitionTime.After(started) {
 			continue
 		}
-		all = append(all, moment{At: c.LastTransitionTime.UTC(), What: c.Type, Detail: c.Message, Source: fromCondition})
+		at := c.LastTransitionTime.UTC()
+		for _, op := range operations {
+			if end := op.At.Add(time.Duration(op.Took) * time.Millisecond); end.Truncate(time.Second).Equal(at.Truncate(time.Second)) {
+				at = end
+			}
+		}
+		all = append(all, moment{At: at, What: c.Type, Detail: c.Message, Source: fromCondition})
 	}
 	return all
 }

@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -179,11 +180,58 @@ func (s *Server) server(w http.ResponseWriter, r *http.Request, who caller) erro
 	for _, kind := range quota.Kinds() {
 		lines = append(lines, total(kind.Title(), "count", limits.Objects[kind], s.cfg.Quotas.Objects(who.Namespace, kind)))
 	}
+	all, err := s.cfg.Cache.Sandboxes(r.Context(), who.Namespace)
+	if err != nil {
+		return err
+	}
 	return writeJSON(w, map[string]any{
+		"nodes": s.nodes(all),
 		"about": s.cfg.About, "now": time.Now(), "conditions": conditions,
 		"quota":        lines,
 		"countsPaused": limits.CountPaused,
 	})
+}
+
+// nodeView is a machine, and what the sandboxes of the session's namespace have there.
+type nodeView struct {
+	Name     string `json:"name"`
+	Running  int    `json:"running"`
+	Paused   int    `json:"paused"`
+	CPUs     int    `json:"cpus"` // of those that run, by their limits
+	MemoryMB int64  `json:"memoryMB"`
+}
+
+// nodes are those that run sandboxes of the namespace, and the server's own.
+func (s *Server) nodes(all []*agents.Sandbox) []nodeView {
+	byName := map[string]*nodeView{}
+	of := func(name string) *nodeView {
+		if byName[name] == nil {
+			byName[name] = &nodeView{Name: name}
+		}
+		return byName[name]
+	}
+	if s.cfg.About.Node != "" {
+		of(s.cfg.About.Node)
+	}
+	for _, o := range all {
+		if o.Status.NodeName == "" {
+			continue
+		}
+		switch n := of(o.Status.NodeName); sandbox.PhaseOf(o) {
+		case sandbox.Paused:
+			n.Paused++
+		case sandbox.Running, sandbox.Starting, sandbox.Resuming, sandbox.Pausing:
+			size := s.cfg.View(o).Size
+			n.Running++
+			n.CPUs += size.CPUs
+			n.MemoryMB += size.MemoryMB
+		}
+	}
+	views := make([]nodeView, 0, len(byName))
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		views = append(views, *byName[name])
+	}
+	return views
 }
 
 // total is a line of a quota that no sandbox runs for: it has one sum.

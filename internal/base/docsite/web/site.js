@@ -130,5 +130,14 @@ for (const block of document.querySelectorAll(".code")) {
   block.append(button);
 }
 
+// Tables, drawings and pictures that are wider than the screen scroll, for the keyboard too; others are no stop of the Tab key.
+const scrollers = new ResizeObserver((all) => {
+  for (const { target } of all) {
+    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }
+});
+for (const box of document.querySelectorAll("article table, .drawing, article p:has(> img)")) scrollers.observe(box);
+
 if (matchMedia("(max-width: 60rem)").matches) document.querySelector(".contents")?.removeAttribute("open");
 })();
