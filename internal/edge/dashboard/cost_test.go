@@ -73,7 +73,6 @@ func TestCostOfAPage(t *testing.T) {
 	}
 }
 
-
 // inUse is the memory of the heap and of stacks after a collection.
 func inUse() int64 {
 	runtime.GC()

@@ -247,7 +247,7 @@ let xterms;
 /** xterm.js makes style elements, which the page's policy allows with its nonce alone. */
 function loadTerminal() {
   xterms ??= (async () => {
-    const nonce = document.querySelector('meta[name=style-nonce]').content;
+    const nonce = document.querySelector('meta[name=style-nonce]').getAttribute('content');
     const create = document.createElement.bind(document);
     document.createElement = (name, o) => { const el = create(name, o); if (name === 'style') el.nonce = nonce; return el; };
     const [x, fit] = await Promise.all([import('./vendor/xterm.js'), import('./vendor/xterm-fit.js'), style('vendor/xterm.css')]);
@@ -315,7 +315,7 @@ function Files({ id, row, running }) {
   const load = async (to = path) => {
     try {
       const list = await get(`sandboxes/${id}/files?path=${encodeURIComponent(to)}`);
-      list.entries = (list.entries ?? []).sort((a, b) => Boolean(b.dir) - Boolean(a.dir) || a.name.localeCompare(b.name));
+      list.entries = (list.entries ?? []).sort((a, b) => Number(Boolean(b.dir)) - Number(Boolean(a.dir)) || a.name.localeCompare(b.name));
       setState({ list, error: null });
       setPath(to);
     } catch (e) {
