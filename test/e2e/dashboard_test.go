@@ -372,6 +372,7 @@ func (b *browser) otherPages() {
 	b.click(`//header//a[.="Templates"]`)
 	b.click(`//td//a[contains(.,"base")]`)
 	b.until(`[...document.querySelectorAll(".revisions tbody tr")].some((r) => r.innerText.includes("current") && r.cells[4].innerText === "1")`)
+	b.shows("This one has no log")
 	b.looks("template")
 	b.do("close", chromedp.KeyEvent("\x1b"))
 }

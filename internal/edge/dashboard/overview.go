@@ -225,6 +225,7 @@ func (s *Server) nodes(all []*agents.Sandbox) []nodeView {
 			n.Running++
 			n.CPUs += size.CPUs
 			n.MemoryMB += size.MemoryMB
+		case sandbox.Pending, sandbox.Stopping, sandbox.Dead:
 		}
 	}
 	views := make([]nodeView, 0, len(byName))

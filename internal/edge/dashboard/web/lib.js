@@ -133,7 +133,7 @@ export function useStore() {
  * @param {P} path
  * @param {number} every milliseconds
  * @param {any[]} [deps]
- * @returns {{data: Answer<'GET', P> | null, error: Error | null, again: () => void}}
+ * @returns {{data: Answer<'GET', P> | null, error: Refusal | null, again: () => void}}
  */
 export function usePoll(path, every, deps = []) {
   const [state, set] = useState({ data: null, error: null });

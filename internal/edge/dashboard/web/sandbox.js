@@ -425,7 +425,7 @@ function Network({ id, data, again, row }) {
     } catch (e) { setError(e); }
   };
   const rules = [
-    ['private and reserved ranges, the host, other sandboxes', 'denied', 'the operator’s rules for all sandboxes; --reachable opens ranges'],
+    ['private and reserved ranges, the host, other sandboxes', 'denied', 'the operator’s rules for all sandboxes; the setting “reachable” opens ranges'],
     ...(n.allowOut ?? []).map((x) => [x, 'allowed', 'an address or name of the policy’s allow list; it wins over the deny list']),
     ...(n.denyOut ?? []).map((x) => [x, 'denied', 'the policy’s deny list']),
     ['other public addresses', internet && !(n.denyOut ?? []).includes('0.0.0.0/0') ? 'allowed' : 'denied', internet ? 'the default' : 'the policy has no internet access'],

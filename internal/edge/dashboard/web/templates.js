@@ -49,6 +49,7 @@ function Revisions({ id }) {
 
 function BuildLog({ template, build }) {
   const { data, error } = usePoll(`rest/templates/${template}/builds/${build}/status?logsOffset=0`, 2000);
+  if (error?.status === 404) return html`<p class="muted">This one has no log: the template was applied as an object, or is the server’s own.</p>`;
   if (error) return html`<${Fault} error=${error} />`;
   return html`<p><b>${data?.status ?? '…'}</b>${data?.reason?.message && html` <span class="warn">${data.reason.message}</span>`}</p>
     <pre class="log" tabindex="0" aria-label="Log of the build">${(data?.logEntries ?? []).map((l) => html`<span class=${l.level === 'error' ? 'stderr' : ''}><span class="at">${clock(l.timestamp)} </span>${l.message}${'\n'}</span>`)}</pre>`;
