@@ -38,7 +38,7 @@ function Pool({ pool }) {
 function causes(w) {
   return [
     w.quota && ['the quota of the namespace', w.quota],
-    w.member && [w.cold ? 'a member, in vain' : 'a member that was being created', w.member],
-    w.cold && ['a sandbox of its own: none was ready', w.start],
+    w.member && [w.cold ? 'a member, in vain' : 'the start of a member', w.member],
+    w.cold && ['a cold start', w.start],
   ].filter(Boolean);
 }
