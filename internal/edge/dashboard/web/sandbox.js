@@ -136,11 +136,12 @@ function Charts({ id, row, running }) {
   }, [id, running]);
   const list = samples.current;
   const last = list[list.length - 1];
+  const average = (value) => list.reduce((sum, s) => sum + value(s), 0) / list.length;
   const chart = (name, color, unit, value, most, text) => html`<section class="panel chart" aria-label=${name}><h2>${name} <span>${last ? text(last) : running ? 'measuring…' : 'not running'}</span></h2>
     <${Plot} label=${name} color=${color} unit=${unit} times=${list.map((s) => s.at)} values=${list.map(value)} most=${last ? most(last) : 1} /></section>`;
   return html`<div class="charts">
-    ${chart('CPU', '--c1', (n) => n + ' %', (s) => s.cpuUsedPct, () => null, (s) => `${s.cpuUsedPct.toFixed(1)} % of ${s.cpuCount} CPU`)}
-    ${chart('Memory', '--c2', (n) => n + ' MiB', (s) => s.memUsed / 2 ** 20, (s) => s.memTotal / 2 ** 20, (s) => `${bytes(s.memUsed)} of ${bytes(s.memTotal)}`)}
+    ${chart('CPU', '--c1', (n) => n + ' %', (s) => s.cpuUsedPct, () => null, (s) => `${s.cpuUsedPct.toFixed(1)} % of ${s.cpuCount} CPU, ${average((x) => x.cpuUsedPct).toFixed(1)} % on average`)}
+    ${chart('Memory', '--c2', (n) => n + ' MiB', (s) => s.memUsed / 2 ** 20, (s) => s.memTotal / 2 ** 20, (s) => `${bytes(s.memUsed)} of ${bytes(s.memTotal)}, ${bytes(average((x) => x.memUsed))} on average`)}
     ${chart('Disk', '--c3', (n) => n + ' MiB', (s) => s.diskUsed / 2 ** 20, () => null, (s) => `${bytes(s.diskUsed)} of ${bytes(s.diskTotal)}`)}
   </div>${error && html`<${Fault} error=${error} />`}`;
 }
