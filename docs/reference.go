@@ -142,7 +142,7 @@ func kinds() ([]byte, error) {
 				fmt.Fprintf(&w, ", short `%s`", strings.Join(names.ShortNames, "`, `"))
 			}
 			root := v.Schema.OpenAPIV3Schema
-			fmt.Fprintf(&w, ". %s.\n\n%s\n\n| Field | Type | |\n|---|---|---|\n", d.Spec.Scope, cell(root.Description))
+			fmt.Fprintf(&w, ". %s.\n\n%s\n\n| Field | Type | Description |\n|---|---|---|\n", d.Spec.Scope, cell(root.Description))
 			for _, part := range []string{"spec", "status"} {
 				writeFields(&w, part, root.Properties[part])
 			}
@@ -298,7 +298,7 @@ func writeType(w *bytes.Buffer, name string, s schema) {
 	if len(s.Properties) == 0 {
 		return
 	}
-	fmt.Fprint(w, "| Field | Type | |\n|---|---|---|\n")
+	fmt.Fprint(w, "| Field | Type | Description |\n|---|---|---|\n")
 	for _, field := range slices.Sorted(maps.Keys(s.Properties)) {
 		p := s.Properties[field]
 		fmt.Fprintf(w, "| `%s` | %s | %s |\n", field, p.kind(), p.remarks(slices.Contains(s.Required, field)))

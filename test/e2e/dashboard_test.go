@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -148,6 +149,9 @@ func (b *browser) looks(name string) {
 	}{{"", "light", 1360, 860}, {"-dark", "dark", 1360, 860}, {"-phone", "light", 390, 800}} {
 		b.do("look at "+name, chromedp.EmulateViewport(v.width, v.height), scheme(v.scheme))
 		evaluate[bool](b, `new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(true), 200)))`)
+		if got := evaluate[int64](b, "document.documentElement.scrollWidth"); got > v.width {
+			b.t.Errorf("%s%s is %d pixels wide, on a screen of %d", name, v.suffix, got, v.width)
+		}
 		if _, err := chromedp.Run(b.ctx, chromedp.Evaluate[chromedp.Void](axe)); err != nil {
 			b.fail("load axe", err)
 		}
@@ -197,8 +201,30 @@ func testDashboard(t *testing.T, s *server) {
 	b.readRest(key, id)
 	b.changeState()
 	b.otherPages()
+	b.watchPool(key)
 	b.endSandbox(id)
 	b.signOut()
+	b.readAudit(id)
+}
+
+// readAudit finds what the audit log has of the page's holder of the key.
+func (b *browser) readAudit(id string) {
+	out := b.must("audit", "--json", "--since", "1h")
+	var got []string
+	for line := range strings.Lines(out) {
+		var e struct{ By, Name, Namespace, Action, Sandbox, Result string }
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			b.t.Fatal(err)
+		}
+		if e.Namespace == "dashboard" && e.By == "key" && e.Name != "" && (e.Sandbox == "" || e.Sandbox == id) {
+			got = append(got, e.Action+" "+e.Result)
+		}
+	}
+	for _, want := range []string{"open dashboard ok", "open terminal ok", "close terminal ok", "write files ok", "delete files ok"} {
+		if !slices.Contains(got, want) {
+			b.t.Errorf("the audit log lacks %q: %q", want, got)
+		}
+	}
 }
 
 // signIn is refused with a wrong key, and then by a link, which leaves nothing behind.
@@ -338,8 +364,51 @@ func (b *browser) otherPages() {
 		if page.name == "snapshots" { // the fork and the snapshot are below their source
 			b.until(`document.querySelectorAll(".tree > li").length === 1 && document.querySelectorAll(".tree ul > li").length === 2`)
 		}
+		if page.name == "server" {
+			b.until(`[...document.querySelectorAll(".nodes tbody tr")].map((r) => r.innerText.split(/\s+/)[1]).join() === "2"`)
+		}
 		b.looks(page.name)
 	}
+	b.click(`//header//a[.="Templates"]`)
+	b.click(`//td//a[contains(.,"base")]`)
+	b.until(`[...document.querySelectorAll(".revisions tbody tr")].some((r) => r.innerText.includes("current") && r.cells[4].innerText === "1")`)
+	b.shows("This one has no log")
+	b.looks("template")
+	b.do("close", chromedp.KeyEvent("\x1b"))
+}
+
+// watchPool sees why claims of a pool waited: three at once for one member.
+func (b *browser) watchPool(key string) {
+	b.data("pool", "create", "py", "--namespace", "dashboard", "--template", "base", "--size", "1", "--wait")
+	var ids [3]string
+	var claims sync.WaitGroup
+	for i := range ids {
+		claims.Go(func() {
+			status, body, err := b.tryCall(key, http.MethodPost, "/sandboxes", map[string]any{"templateID": "base"})
+			var made struct{ SandboxID string }
+			if err == nil {
+				err = json.Unmarshal([]byte(body), &made)
+			}
+			if status != http.StatusCreated || err != nil {
+				b.t.Errorf("create = %d %s, %v", status, body, err)
+			}
+			ids[i] = made.SandboxID
+		})
+	}
+	claims.Wait()
+	b.click(`//header//a[.="Pools"]`)
+	b.shows("Of the claims of 3 live sandboxes, 1 got a ready one at once")
+	b.shows("What made claims wait")
+	b.until(`document.querySelectorAll(".waits tbody th a").length === 2 && [...document.querySelectorAll(".waits tbody .num")].every((n) => / m?s$/.test(n.innerText))`)
+	b.looks("pool")
+	b.click(`//table[@class="waits"]//a`)
+	b.until(`/the claim waited [0-9.]+m?s|cold start: the pool had no/.test(document.querySelector(".timeline")?.innerText)`)
+	for _, id := range ids {
+		if status, body := b.call(key, http.MethodDelete, "/sandboxes/"+id, nil); status != http.StatusNoContent {
+			b.t.Fatalf("delete = %d %s", status, body)
+		}
+	}
+	b.data("pool", "rm", "py", "--namespace", "dashboard")
 }
 
 // endSandbox kills all that there are from the list.

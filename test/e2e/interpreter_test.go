@@ -20,7 +20,7 @@ import (
 // TestInterpreter makes the code interpreter, and drives it by E2B's own package.
 func TestInterpreter(t *testing.T) {
 	t.Parallel()
-	skipInFast(t)
+	skipInFastBut(t, 1)
 	installSDK(t)
 	s := newServer(t)
 	s.set("BARCHAN_POOL_SIZE", "1")

@@ -25,7 +25,7 @@ func testRecipes(t *testing.T, s *server) {
 // TestBrowserAgent runs the tutorial whose template has a browser, from Debian's packages.
 func TestBrowserAgent(t *testing.T) {
 	t.Parallel()
-	skipInFast(t)
+	skipInFastBut(t, 0)
 	installSDK(t)
 	s := newServer(t)
 	s.set("BARCHAN_STORE_AFTER", "10ms")

@@ -47,6 +47,14 @@ func skipInFast(t *testing.T) {
 	}
 }
 
+// skipInFastBut is skipInFast on all days but every second one, from day 0 or 1 since 1970 on: make test runs long tests in turn.
+func skipInFastBut(t *testing.T, day int64) {
+	t.Helper()
+	if time.Now().Unix()/(24*60*60)%2 != day {
+		skipInFast(t)
+	}
+}
+
 // programs are those that users have; they are brought up to date before the tests.
 var programs struct{ barchan string }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 
 	"github.com/barchan-dev/barchan"
@@ -58,6 +60,43 @@ func TestInBrowser(t *testing.T) {
 		}
 		cancel()
 	}
+	accessible(ctx, t, srv.URL+"/docs/")
+}
+
+// accessible has axe look at pages with all that there is in documents, wide and dark, and on a phone. No page is wider than that.
+func accessible(ctx context.Context, t *testing.T, root string) {
+	axe, err := os.ReadFile("../../../test/e2e/testdata/axe.min.js")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range []string{"index.html", "concepts.html", "figures.html"} {
+		for _, v := range []struct {
+			scheme        string
+			width, height int64
+		}{{"dark", 1360, 860}, {"light", 390, 800}} {
+			limited, cancel := context.WithTimeout(ctx, eventually.Patience)
+			do(limited, t, chromedp.EmulateViewport(v.width, v.height), scheme(v.scheme), chromedp.Navigate(root+page))
+			read(limited, t, string(axe)+`; ""`)
+			faults := read(limited, t, `(async () => {
+				await new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)));
+				const wide = document.documentElement.scrollWidth > innerWidth ? "it is " + document.documentElement.scrollWidth + " pixels wide. " : "";
+				return wide + (await axe.run()).violations.filter((v) => v.impact === "serious" || v.impact === "critical")
+					.map((v) => v.id + ": " + v.help + ": " + v.nodes.map((n) => n.html).join(" ").slice(0, 300)).join("; ");
+			})()`)
+			if faults != "" {
+				t.Errorf("%s, %s, %d pixels: %s", page, v.scheme, v.width, faults)
+			}
+			cancel()
+		}
+	}
+}
+
+// scheme emulates a preference of colours.
+func scheme(name string) chromedp.Action[chromedp.Void] {
+	return func(ctx context.Context, t *chromedp.Target) (chromedp.Void, error) {
+		_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})
+		return chromedp.Void{}, err
+	}
 }
 
 func do(ctx context.Context, t *testing.T, actions ...chromedp.Action[chromedp.Void]) {
@@ -69,7 +108,7 @@ func do(ctx context.Context, t *testing.T, actions ...chromedp.Action[chromedp.V
 
 func read(ctx context.Context, t *testing.T, script string) string {
 	t.Helper()
-	v, err := chromedp.Run(ctx, chromedp.Evaluate[string](script))
+	v, err := chromedp.Run(ctx, chromedp.Evaluate[string](script, chromedp.EvalAwaitPromise))
 	if err != nil {
 		t.Fatal(err)
 	}

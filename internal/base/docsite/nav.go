@@ -52,6 +52,7 @@ var groups = []group{
 	}},
 	{"Operate", []entry{
 		{"docs/operations.md", "Operations"},
+		{"docs/upgrade.md", "Upgrade"},
 		{"docs/observability.md", "Metrics, alerts, traces"},
 		{"docs/tenancy.md", "Tenants, keys, quotas"},
 		{"docs/security.md", "Security in operation"},

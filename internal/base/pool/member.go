@@ -32,6 +32,8 @@ const (
 	AnnotationClaimedAt = "barchan.dev/claimed-at"
 	// AnnotationClaimedBy is the identity of the process that claimed a member: a replica, or the leader of the controllers.
 	AnnotationClaimedBy = "barchan.dev/claimed-by"
+	// AnnotationClaimWaits is what a claim waited for before its sandbox was written, in the form of [Waits].
+	AnnotationClaimWaits = "barchan.dev/claim-waits"
 	// AnnotationResumedAt is when the API last resumed a sandbox, in the same form.
 	AnnotationResumedAt = "barchan.dev/resumed-at"
 	// AnnotationIdempotencyKey is the hash of the key of the request that created a sandbox.

@@ -117,6 +117,7 @@ type Claim struct {
 	fixed    bool // template is not in the API server
 	wrote    bool
 	hold     *quota.Reservation
+	waits    pool.Waits
 }
 
 // Begin starts a claim of an owner in a namespace on the template of a key.
@@ -179,13 +180,18 @@ func (x *Claim) Await(ctx context.Context, patience time.Duration) (err error) {
 	if x.hold != nil {
 		return nil
 	}
+	began := time.Now()
 	x.hold, err = x.c.cfg.Quota.Await(ctx, quota.Request{Namespace: x.namespace, Size: x.Size()}, patience)
+	x.waits.Quota += time.Since(began)
 	x.fresh = false
 	return err
 }
 
 // Size returns what the sandbox will use, by the template as it was last read.
 func (x *Claim) Size() quota.Size { return x.c.cfg.Quota.SizeOf(&x.template.Spec.PodTemplate.Spec) }
+
+// Waited adds what the owner has waited for before; the claim's own waits are counted.
+func (x *Claim) Waited(w pool.Waits) { x.waits = x.waits.Add(w) }
 
 // Use gives the claim a reservation that its owner has got by a [quota.Waiter].
 func (x *Claim) Use(hold *quota.Reservation) { x.hold = hold }
@@ -214,7 +220,11 @@ func (x *Claim) TakeWarm(ctx context.Context, warmPool types.UID) (*agents.Sandb
 			return nil, err
 		}
 		revision := x.template.Revision
+		began := time.Now()
 		lease, err := pick.Reserve(ctx, revision)
+		if pick.Waited() {
+			x.waits.Member += time.Since(began)
+		}
 		if pick.Waited() && (err == nil || errors.Is(err, picker.ErrNone)) {
 			unread := x.Resolve(ctx)
 			if unread != nil || x.template.Revision != revision || !x.owner.Warm() {
@@ -251,6 +261,7 @@ func (x *Claim) commit(ctx context.Context, lease *picker.Lease) (*agents.Sandbo
 	}
 	x.hold.For(member.Name)
 	want := x.owner.Adopt(member, x.template)
+	x.waits.Mark(want)
 	telemetry.Stamp(ctx, want)
 	x.wrote, x.fresh = true, false
 	if x.c.cfg.Binder != nil && x.owner.Binds() {
@@ -281,6 +292,7 @@ func (x *Claim) Create(ctx context.Context, warmUp bool) (*agents.Sandbox, error
 		}
 	}
 	x.hold.For(s.Name)
+	x.waits.Mark(s)
 	telemetry.Stamp(ctx, s)
 	x.wrote = true
 	if err := x.c.cfg.Creator.Create(ctx, s); err != nil {

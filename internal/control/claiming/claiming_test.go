@@ -238,7 +238,7 @@ func TestTemplateIsReadAfterAWait(t *testing.T) {
 				var s *agents.Sandbox
 				var err error
 				go func() { s, err = w.begin().TakeWarm(t.Context(), warmPool) }()
-				synctest.Wait()
+				time.Sleep(180 * time.Millisecond)
 				tt.change(w)
 				w.version += 10
 				ready := w.member("ignored", "none", true).DeepCopy()
@@ -247,6 +247,9 @@ func TestTemplateIsReadAfterAWait(t *testing.T) {
 				synctest.Wait()
 				if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) || (tt.name != "" && (s == nil || s.Name != tt.name)) {
 					t.Fatalf("TakeWarm = %v, %v; want %s, %v", s, err, tt.name, tt.want)
+				}
+				if s != nil && pool.WaitsOf(s) != (pool.Waits{Member: 180 * time.Millisecond}) {
+					t.Errorf("the sandbox notes %+v, want the wait for the member", pool.WaitsOf(s))
 				}
 				if n := w.picker.Ready(warmPool, template, "r1"); (n == 1) != (tt.name != "m1") {
 					t.Errorf("%d members of r1 are ready", n)
@@ -271,6 +274,9 @@ func TestColdStartAfterAWait(t *testing.T) {
 		s, err := x.Create(t.Context(), true)
 		if err != nil || pool.RevisionOf(s) != "r2" || s.Spec.PodTemplate.Spec.Containers[0].Image != "r2" {
 			t.Errorf("Create = %v, %v; want one of r2", s, err)
+		}
+		if got := pool.WaitsOf(s); got != (pool.Waits{Member: time.Second}) {
+			t.Errorf("the sandbox notes %+v, want the wait in vain", got)
 		}
 		w.picker.Observe(coming, nil)
 	})
@@ -306,6 +312,30 @@ func TestQuotaOfAClaim(t *testing.T) {
 	if _, err := w.begin().Create(ctx, true); err != nil {
 		t.Errorf("after the release: %v", err)
 	}
+}
+
+// TestWaitForTheQuota: what an owner waited for before is added, and a claim that waited for nothing notes nothing.
+func TestWaitForTheQuota(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeAPI(t)
+		first := w.begin()
+		s, err := first.Create(t.Context(), true)
+		if err != nil || s.Annotations[pool.AnnotationClaimWaits] != "" {
+			t.Fatalf("Create = %v, %v", s, err)
+		}
+		x := w.begin()
+		x.Waited(pool.Waits{Quota: time.Second, Member: time.Millisecond})
+		if err := x.Resolve(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(2*time.Second, first.Release)
+		if err := x.Await(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if s, err = x.Create(t.Context(), true); err != nil || pool.WaitsOf(s) != (pool.Waits{Quota: 3 * time.Second, Member: time.Millisecond}) {
+			t.Errorf("Create = %v, %v; it notes %+v", s, err, pool.WaitsOf(s))
+		}
+	})
 }
 
 func TestOwnersRefusal(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -21,6 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/webfile"
 	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/edge/dashboard/sessions"
 	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
@@ -39,7 +41,7 @@ type Cache interface {
 	Sandboxes(ctx context.Context, namespace string) ([]*agents.Sandbox, error)
 }
 
-// Config has the parts of a Server. All of it is required but for Domain and Conditions.
+// Config has the parts of a Server. All of it is required but for Domain, Conditions and Audit.
 type Config struct {
 	Keys  Keys
 	Cache Cache
@@ -51,6 +53,8 @@ type Config struct {
 	Visit func(ctx context.Context, id sandbox.ID) (*gateway.Visit, error)
 	// Agent reaches the agent of a running sandbox to observe it, which does not count as use.
 	Agent func(s *agents.Sandbox) (*envd.Client, error)
+	// Template finds a template that a namespace may use, by its name, alias or ID.
+	Template func(ctx context.Context, namespace, name string) (templates.Template, error)
 	// View is what a sandbox's tenant sees of it.
 	View func(s *agents.Sandbox) sandboxes.Sandbox
 	// Domain is that of the sandboxes' hosts, whose port is ignored; empty: their ports are linked by path.
@@ -60,6 +64,8 @@ type Config struct {
 	Conditions func() []health.Condition
 	About      About
 	Log        *slog.Logger
+	// Audit records sign-ins, terminals and changes of files; nil records nothing.
+	Audit *auditlog.Log
 }
 
 // Quotas has the limits and the use of namespaces; a quota.Quotas does.
@@ -96,7 +102,7 @@ const (
 
 // New checks the configuration. Run must be called for streams and terminals to end.
 func New(cfg Config) (*Server, error) {
-	if cfg.Keys == nil || cfg.Cache == nil || cfg.Objects == nil || cfg.Live == nil || cfg.REST == nil || cfg.Visit == nil || cfg.Agent == nil || cfg.View == nil || cfg.Quotas == nil || cfg.Log == nil {
+	if cfg.Keys == nil || cfg.Cache == nil || cfg.Objects == nil || cfg.Live == nil || cfg.REST == nil || cfg.Visit == nil || cfg.Agent == nil || cfg.View == nil || cfg.Template == nil || cfg.Quotas == nil || cfg.Log == nil {
 		return nil, fmt.Errorf("dashboard: a required part is missing: %w", errs.ErrInvalid)
 	}
 	if host, _, err := net.SplitHostPort(cfg.Domain); err == nil {
@@ -137,12 +143,13 @@ func (s *Server) routes() {
 	s.page("GET sandboxes/{id}/ports", s.ports)
 	s.page("GET sandboxes/{id}/log", s.followLog)
 	s.page("GET sandboxes/{id}/files", s.listFiles)
-	s.page("PUT sandboxes/{id}/files", s.uploadFile)
-	s.page("POST sandboxes/{id}/files", s.makeDirectory)
-	s.page("DELETE sandboxes/{id}/files", s.removeFile)
+	s.page("PUT sandboxes/{id}/files", s.recorded(actionWrite, s.uploadFile))
+	s.page("POST sandboxes/{id}/files", s.recorded(actionWrite, s.makeDirectory))
+	s.page("DELETE sandboxes/{id}/files", s.recorded(actionDelete, s.removeFile))
 	s.page("POST sandboxes/{id}/terminal", s.terminalTicket)
 	s.page("GET pools", s.pools)
 	s.page("GET snapshots", s.snapshots)
+	s.page("GET templates/{id}/revisions", s.revisions)
 	s.page("GET server", s.server)
 	s.page(" rest/{path...}", s.rest)
 	s.mux.HandleFunc("GET /ui/api/sandboxes/{id}/download", s.authenticated(true, s.download))
@@ -250,6 +257,7 @@ func (s *Server) signIn(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	setCookie(w, r, secret)
+	s.record(r, who, actionSignIn, http.StatusOK)
 	s.Log.InfoContext(r.Context(), "dashboard session started", telemetry.Namespace, who.Namespace, telemetry.Name, who.Key)
 	return writeJSON(w, sessionView(who))
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
@@ -79,6 +80,10 @@ func (f *fakeParts) Agent(*agents.Sandbox) (*envd.Client, error) { return nil, e
 
 func (f *fakeParts) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
 
+func (f *fakeParts) Template(context.Context, string, string) (templates.Template, error) {
+	return templates.Template{}, errs.ErrNotFound
+}
+
 func (f *fakeParts) Visit(context.Context, sandbox.ID) (*gateway.Visit, error) {
 	return nil, errs.ErrUnavailable
 }
@@ -94,6 +99,7 @@ func newTestServer(t testing.TB) (*Server, *fakeParts) {
 	f := &fakeParts{valid: map[string]string{"good": "team", "other": "rival"}}
 	s, err := New(Config{
 		Keys: f, Cache: f, Objects: f, Live: f, REST: f, Visit: f.Visit, Agent: f.Agent, Quotas: f, Log: slog.New(slog.DiscardHandler),
+		Template: f.Template,
 		View: func(o *agents.Sandbox) sandboxes.Sandbox {
 			return sandboxes.Sandbox{ID: sandbox.IDOf(o.UID), Phase: sandbox.PhaseOf(o), EndAt: sandboxes.Never}
 		},

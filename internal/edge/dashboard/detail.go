@@ -127,7 +127,7 @@ func (s *Server) timeline(ctx context.Context, o *agents.Sandbox) []moment {
 	all := []moment{{At: createdAt(o), What: "Created", Source: fromObject}}
 	switch {
 	case cold: // noted by the create itself
-		precise, all[0].At, all[0].Detail = claimed, claimed, "cold start: no pool had a ready sandbox of this template"
+		precise, all[0].At, all[0].Detail = claimed, claimed, coldText(o)
 	case precise.IsZero():
 		all[0].Source = fromCondition
 	}
@@ -139,8 +139,9 @@ func (s *Server) timeline(ctx context.Context, o *agents.Sandbox) []moment {
 		all = append(all, moment{At: claimed, What: "Claimed", Detail: claimText(o, claimed), Source: fromObject})
 	}
 	all = append(all, s.eventsOf(ctx, o)...)
-	all = append(all, conditionMoments(o, s.hub.started)...)
-	all = append(all, operationMoments(o)...)
+	operations := operationMoments(o)
+	all = append(all, operations...)
+	all = append(all, conditionMoments(o, s.hub.started, operations)...)
 	slices.SortStableFunc(all, func(a, b moment) int { return a.At.Compare(b.At) })
 	if precise.IsZero() { // the object's second is never later than what followed it
 		for i := range all {
@@ -153,10 +154,36 @@ func (s *Server) timeline(ctx context.Context, o *agents.Sandbox) []moment {
 }
 
 func claimText(o *agents.Sandbox, at time.Time) string {
-	if rest := at.Sub(o.CreationTimestamp.Time); rest > time.Second {
-		return "warm: the pool had it ready, made " + rest.Round(time.Second).String() + " before"
+	waits := pool.WaitsOf(o)
+	text := "warm: the pool had it ready"
+	if rest := at.Sub(o.CreationTimestamp.Time); waits.Member > 0 {
+		text = "warm: the pool had none ready, and the claim waited " + waits.Member.String() + " until this one was"
+	} else if rest > time.Second {
+		text += ", made " + rest.Round(time.Second).String() + " before"
 	}
-	return "warm: from the pool, as soon as it was ready"
+	return text + quotaText(waits)
+}
+
+// coldText is why a claim started a sandbox.
+func coldText(o *agents.Sandbox) string {
+	waits := pool.WaitsOf(o)
+	text := "cold start: the template has no pool here"
+	switch {
+	case waits.Member > 0:
+		text = "cold start: the claim waited " + waits.Member.String() + " in vain for a sandbox of the pool"
+	case pool.OriginOf(o) != "":
+		text = "cold start: the pool had no sandbox that was ready, or soon to be, and fits the claim"
+	case o.Spec.Barchan != nil && o.Spec.Barchan.Restore != nil:
+		text = "cold start"
+	}
+	return text + quotaText(waits)
+}
+
+func quotaText(w pool.Waits) string {
+	if w.Quota == 0 {
+		return ""
+	}
+	return "; it was in the queue of the namespace's quota for " + w.Quota.String()
 }
 
 // moments are the changes of phase that the watch showed.
@@ -164,6 +191,9 @@ func (h *hub) moments(o *agents.Sandbox) (all []moment) {
 	for _, x := range h.stepsOf(o.UID) {
 		if x.at.IsZero() || x.phase == sandbox.Pending && x.reason == "" {
 			continue
+		}
+		if n := len(all); n > 0 && all[n-1].What == string(x.phase) && all[n-1].Detail == x.reason {
+			continue // it was claimed, which is a moment of its own
 		}
 		all = append(all, moment{At: x.at, What: string(x.phase), Detail: x.reason, Source: fromWatch, Bad: x.phase == sandbox.Dead})
 	}
@@ -181,14 +211,20 @@ func operationMoments(o *agents.Sandbox) (all []moment) {
 	return all
 }
 
-// conditionMoments are changes that came before the watch.
-func conditionMoments(o *agents.Sandbox, started time.Time) (all []moment) {
+// conditionMoments are changes that came before the watch. Of one in the second in which an operation ended, that is the time.
+func conditionMoments(o *agents.Sandbox, started time.Time, operations []moment) (all []moment) {
 	for i := range o.Status.Conditions {
 		c := &o.Status.Conditions[i]
 		if c.Type == agents.ConditionPodScheduled || c.Status != metav1.ConditionTrue || c.LastTransitionTime.After(started) {
 			continue
 		}
-		all = append(all, moment{At: c.LastTransitionTime.UTC(), What: c.Type, Detail: c.Message, Source: fromCondition})
+		at := c.LastTransitionTime.UTC()
+		for _, op := range operations {
+			if end := op.At.Add(time.Duration(op.Took) * time.Millisecond); end.Truncate(time.Second).Equal(at.Truncate(time.Second)) {
+				at = end
+			}
+		}
+		all = append(all, moment{At: at, What: c.Type, Detail: c.Message, Source: fromCondition})
 	}
 	return all
 }

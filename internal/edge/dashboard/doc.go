@@ -8,3 +8,5 @@
 //
 // hub.mu and subscriber.mu each guard one part; neither is held over a call of another package.
 package dashboard
+
+//go:generate go run types.go

@@ -1,14 +1,19 @@
 package dashboard
 
 import (
+	"maps"
 	"net/http"
+	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
@@ -23,10 +28,29 @@ type poolView struct {
 	Status     *extensions.WarmPoolBarchanStatus `json:"status,omitempty"`
 	Conditions any                               `json:"conditions"`
 	Autoscale  *extensions.PoolAutoscale         `json:"autoscale,omitempty"`
-	// Warm and Cold count the live sandboxes of the template by how they started, without forks.
-	Warm int `json:"warm"`
-	Cold int `json:"cold"`
+	// AtOnce, Waited and Cold count the live sandboxes that were claimed through the pool, by what their claims got: a member that
+	// was ready, one that was not yet, or none.
+	AtOnce int `json:"atOnce"`
+	Waited int `json:"waited"`
+	Cold   int `json:"cold"`
+	// Waits are the newest claims that waited, for whatever reason.
+	Waits []claimWait `json:"waits"`
 }
+
+// claimWait is what one claim waited for.
+type claimWait struct {
+	ID   sandbox.ID `json:"id"`
+	Name string     `json:"name"`
+	At   time.Time  `json:"at"`
+	// Milliseconds of each wait; 0: it did not wait for that.
+	Quota  int64 `json:"quota,omitempty"`
+	Member int64 `json:"member,omitempty"`
+	Start  int64 `json:"start,omitempty"` // of a sandbox of its own, by the node
+	Cold   bool  `json:"cold,omitempty"`
+}
+
+// maxWaits is how many claims of a pool the page lists.
+const maxWaits = 8
 
 // pools shows the pools of the session's namespace.
 func (s *Server) pools(w http.ResponseWriter, r *http.Request, who caller) error {
@@ -51,25 +75,52 @@ func (s *Server) pools(w http.ResponseWriter, r *http.Request, who caller) error
 		if b := p.Spec.Barchan; b != nil {
 			v.Namespace, v.Autoscale = b.TemplateNamespace, b.Autoscale
 		}
-		v.Warm, v.Cold = launches(all, v.Template)
+		v.count(all, p.UID)
 		views[i] = v
 	}
 	return writeJSON(w, views)
 }
 
-// launches counts how sandboxes of a template started, forks apart: they never come from a pool.
-func launches(all []*agents.Sandbox, template string) (warm, cold int) {
+// count adds the claims of a pool.
+func (v *poolView) count(all []*agents.Sandbox, uid types.UID) {
+	v.Waits = []claimWait{}
 	for _, o := range all {
-		if o.Annotations[agents.AnnotationTemplateRef] != template || o.Labels[agents.LabelWarmPoolSandbox] != "" {
+		if pool.OriginOf(o) != uid || pool.MemberOf(o) != "" {
 			continue
 		}
-		if o.Labels[agents.LabelLaunchType] == agents.LaunchWarm {
-			warm++
-		} else if o.Spec.Barchan == nil || o.Spec.Barchan.Restore == nil {
-			cold++
+		x := waitOf(o)
+		switch {
+		case x.Cold:
+			v.Cold++
+		case x.Member > 0:
+			v.Waited++
+		default:
+			v.AtOnce++
+		}
+		if x.Cold || x.Member > 0 || x.Quota > 0 {
+			v.Waits = append(v.Waits, x)
 		}
 	}
-	return warm, cold
+	slices.SortFunc(v.Waits, func(a, b claimWait) int { return b.At.Compare(a.At) })
+	v.Waits = v.Waits[:min(len(v.Waits), maxWaits)]
+}
+
+// waitOf returns what the claim of a sandbox waited for.
+func waitOf(o *agents.Sandbox) claimWait {
+	waits := pool.WaitsOf(o)
+	x := claimWait{
+		ID: sandbox.IDOf(o.UID), Name: o.Name, At: barchan.ExactTime(o, pool.AnnotationClaimedAt),
+		Quota: waits.Quota.Milliseconds(), Member: waits.Member.Milliseconds(), Cold: o.Labels[agents.LabelLaunchType] == agents.LaunchCold,
+	}
+	if !x.Cold || o.Status.Barchan == nil {
+		return x
+	}
+	for _, op := range o.Status.Barchan.Operations {
+		if op.Operation == agents.OperationCreate || op.Operation == agents.OperationRestore {
+			x.Start = op.StartedAt.Add(time.Duration(op.Milliseconds) * time.Millisecond).Sub(x.At).Milliseconds()
+		}
+	}
+	return x
 }
 
 type snapshotView struct {
@@ -129,11 +180,59 @@ func (s *Server) server(w http.ResponseWriter, r *http.Request, who caller) erro
 	for _, kind := range quota.Kinds() {
 		lines = append(lines, total(kind.Title(), "count", limits.Objects[kind], s.cfg.Quotas.Objects(who.Namespace, kind)))
 	}
+	all, err := s.cfg.Cache.Sandboxes(r.Context(), who.Namespace)
+	if err != nil {
+		return err
+	}
 	return writeJSON(w, map[string]any{
+		"nodes": s.nodes(all),
 		"about": s.cfg.About, "now": time.Now(), "conditions": conditions,
 		"quota":        lines,
 		"countsPaused": limits.CountPaused,
 	})
+}
+
+// nodeView is a machine, and what the sandboxes of the session's namespace have there.
+type nodeView struct {
+	Name     string `json:"name"`
+	Running  int    `json:"running"`
+	Paused   int    `json:"paused"`
+	CPUs     int    `json:"cpus"` // of those that run, by their limits
+	MemoryMB int64  `json:"memoryMB"`
+}
+
+// nodes are those that run sandboxes of the namespace, and the server's own.
+func (s *Server) nodes(all []*agents.Sandbox) []nodeView {
+	byName := map[string]*nodeView{}
+	of := func(name string) *nodeView {
+		if byName[name] == nil {
+			byName[name] = &nodeView{Name: name}
+		}
+		return byName[name]
+	}
+	if s.cfg.About.Node != "" {
+		of(s.cfg.About.Node)
+	}
+	for _, o := range all {
+		if o.Status.NodeName == "" {
+			continue
+		}
+		switch n := of(o.Status.NodeName); sandbox.PhaseOf(o) {
+		case sandbox.Paused:
+			n.Paused++
+		case sandbox.Running, sandbox.Starting, sandbox.Resuming, sandbox.Pausing:
+			size := s.cfg.View(o).Size
+			n.Running++
+			n.CPUs += size.CPUs
+			n.MemoryMB += size.MemoryMB
+		case sandbox.Pending, sandbox.Stopping, sandbox.Dead:
+		}
+	}
+	views := make([]nodeView, 0, len(byName))
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		views = append(views, *byName[name])
+	}
+	return views
 }
 
 // total is a line of a quota that no sandbox runs for: it has one sum.

@@ -59,6 +59,7 @@ func (s *Server) terminal(w http.ResponseWriter, r *http.Request, who caller) er
 	id := sandbox.IDOf(o.UID)
 	offered := r.Header.Get("Sec-WebSocket-Protocol")
 	if !s.sessions.TakeTerminal(ticketIn(offered), who.session, string(id)) {
+		s.record(r, who.Identity, actionOpen, http.StatusForbidden)
 		return errs.Public(errs.ErrForbidden, "the terminal's ticket is used up or too old; open it again")
 	}
 	visit, err := s.cfg.Visit(r.Context(), id)
@@ -79,6 +80,8 @@ func (s *Server) terminal(w http.ResponseWriter, r *http.Request, who caller) er
 	began := time.Now()
 	log := s.Log.With(telemetry.Namespace, who.Namespace, telemetry.Name, who.Key, telemetry.Sandbox, id)
 	log.InfoContext(r.Context(), "dashboard terminal opened")
+	s.record(r, who.Identity, actionOpen, http.StatusSwitchingProtocols)
+	defer s.record(r, who.Identity, actionClose, 0)
 	ctx, cancel := s.live(r.Context(), who)
 	defer cancel()
 	ctx, end := context.WithCancelCause(ctx)
@@ -130,8 +133,13 @@ func runShell(ctx context.Context, ws *websocket.Conn, agent *envd.Client, end c
 	return code, err
 }
 
+// messages are those of a page; a websocket.Conn has them.
+type messages interface {
+	Read(ctx context.Context) (websocket.MessageType, []byte, error)
+}
+
 // readTerminal passes input on until the page closes the terminal, the shell ends, or nothing comes for too long.
-func readTerminal(ctx context.Context, done <-chan struct{}, ws *websocket.Conn, to io.Writer, sizes chan<- envd.TerminalSize, end context.CancelCauseFunc) {
+func readTerminal(ctx context.Context, done <-chan struct{}, ws messages, to io.Writer, sizes chan<- envd.TerminalSize, end context.CancelCauseFunc) {
 	idle := time.AfterFunc(terminalIdle, func() { end(errIdle) })
 	defer idle.Stop()
 	for {
@@ -140,8 +148,8 @@ func readTerminal(ctx context.Context, done <-chan struct{}, ws *websocket.Conn,
 			end(nil)
 			return
 		}
-		idle.Reset(terminalIdle)
 		if kind == websocket.MessageBinary {
+			idle.Reset(terminalIdle)
 			if _, err := to.Write(text); err != nil {
 				return // the shell has ended
 			}

@@ -134,6 +134,13 @@ func testTimeline(t *testing.T) {
 	if fmt.Sprint(names) != "[Created Pending Running]" {
 		t.Errorf("moments %v", names)
 	}
+	ended := time.Now().Truncate(time.Second).Add(-time.Minute)
+	known := box("team", "known", true)
+	known.Status.Conditions[0].LastTransitionTime = metav1.NewTime(ended)
+	known.Status.Barchan = &agents.BarchanStatus{Operations: []agents.OperationStatus{{Operation: agents.OperationCreate, StartedAt: metav1.NewMicroTime(ended.Add(400 * time.Millisecond)), Milliseconds: 130}}}
+	if all := conditionMoments(known, time.Now(), operationMoments(known)); len(all) != 1 || !all[0].At.Equal(ended.Add(530*time.Millisecond)) {
+		t.Errorf("a condition of the second in which the create ended: %+v, want it at the end", all)
+	}
 	s.Observe(nil, func() *agents.Sandbox {
 		old := box("team", "old", true)
 		old.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))

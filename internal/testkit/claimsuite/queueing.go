@@ -12,6 +12,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -42,6 +43,9 @@ func queue(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{limits: one()})
 	w.pool(w.template(), 4)
 	_, first := w.served(w.claim("first"))
+	if waits := pool.WaitsOf(first); waits.Quota != 0 {
+		t.Errorf("the first claim notes %+v", waits)
+	}
 	second := w.claim("second", queues(3600))
 	c := w.refused(second, extensions.ReasonQueued, "is number 1 of 1 in the queue, until ")
 	if text := ready(c).Message; !strings.Contains(text, "at most 1 sandboxes; 1 are running") ||
@@ -67,6 +71,9 @@ func queue(t *testing.T, cfg *Config) {
 	case <-granted:
 		t.Error("the request was granted before the claim's sandbox ended")
 	default:
+	}
+	if waits := pool.WaitsOf(s); waits.Quota <= 0 {
+		t.Errorf("the second claim notes %+v, want its wait for the quota", waits)
 	}
 	w.remove(s)
 	(<-granted).Release()

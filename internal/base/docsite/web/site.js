@@ -10,6 +10,9 @@ const MAX_RESULTS = 20, BEFORE = 60, EXCERPT = 180;
 // Points of a term by where it is found.
 const IN_PAGE = 6, IN_HEADING = 10, IN_TEXT = 1, MAX_IN_TEXT = 5;
 
+// Pages for people who change Barchan, or of what it was, come after those for people who use it; references after the explanations.
+const LESS = [[/^(adr\/|changelog|contributing|architecture)/, 0.2], [/^(benchmarks|figures|comparison)/, 0.5], [/^(rest|kinds|metrics)\./, 0.8]];
+
 let loading;
 // load fetches the index once, by a script element, which works on a disk as well.
 function load() {
@@ -28,16 +31,16 @@ const starts = (term) => new RegExp("(?<![\\p{L}\\p{N}])" + term.replace(/[.*+?^
 
 const count = (text, term) => (text.match(term) ?? []).length;
 
-// score is 0 unless every term is found.
+// score returns the points of a section, and how many of the terms it has.
 function score(section, terms) {
-  let sum = 0;
+  let sum = 0, has = 0;
   for (const term of terms) {
     const points = IN_PAGE * Math.min(count(section.p, term), 1) + IN_HEADING * Math.min(count(section.h, term), 1)
       + IN_TEXT * Math.min(count(section.t, term), MAX_IN_TEXT);
-    if (!points) return 0;
     sum += points;
+    if (points) has++;
   }
-  return sum;
+  return { points: sum * (LESS.find(([page]) => page.test(section.u))?.[1] ?? 1), has, section };
 }
 
 // marked shows the part of a text that begins before its first term, with the terms marked.
@@ -77,14 +80,16 @@ async function search() {
   if (!terms.length) return close();
   let shown;
   try {
-    const found = (await load()).map((section) => [score(section, terms), section]).filter(([points]) => points);
-    found.sort(([a], [b]) => b - a);
-    shown = found.slice(0, MAX_RESULTS).map(([, section]) => item(section, terms));
+    const found = (await load()).map((section) => score(section, terms)).filter(({ has }) => has > 0 && has >= terms.length / 2);
+    found.sort((a, b) => b.has - a.has || b.points - a.points);
+    const most = found[0]?.has; // those with all terms, or with as many as there are together
+    shown = found.filter(({ has }) => has === most).slice(0, MAX_RESULTS).map(({ section }) => item(section, terms));
+    if (most < terms.length) shown.unshift(note("No section has every word; these have most of them."));
   } catch (err) {
     shown = [note("Search failed: " + err.message)];
   }
   if (input.value.trim() !== query) return;
-  results.replaceChildren(...(shown.length ? shown : [note("Nothing found. Every word must be on the page.")]));
+  results.replaceChildren(...(shown.length ? shown : [note("Nothing found.")]));
   results.hidden = false;
 }
 
@@ -129,6 +134,15 @@ for (const block of document.querySelectorAll(".code")) {
   });
   block.append(button);
 }
+
+// Tables, drawings and pictures that are wider than the screen scroll, for the keyboard too; others are no stop of the Tab key.
+const scrollers = new ResizeObserver((all) => {
+  for (const { target } of all) {
+    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }
+});
+for (const box of document.querySelectorAll("article table, .drawing, article p:has(> img)")) scrollers.observe(box);
 
 if (matchMedia("(max-width: 60rem)").matches) document.querySelector(".contents")?.removeAttribute("open");
 })();

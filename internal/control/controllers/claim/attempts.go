@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
@@ -16,6 +17,8 @@ type attempt struct {
 	// since is the time of the first reconcile without a user error, and waits the start of the wait for a
 	// member.
 	since, waits time.Time
+	// blocked is the time of the first refusal by the quota; zero if it has refused nothing.
+	blocked time.Time
 	// unsure reports that a write of unknown outcome may have given the claim a sandbox: the API server is
 	// read before another is taken.
 	unsure bool
@@ -35,6 +38,25 @@ func (a *attempt) leaveQueue() {
 	a.place.Leave()
 	a.hold.Release()
 	a.place, a.granted, a.hold = nil, false, nil
+}
+
+// waited returns what the claim has waited for until now: the quota first, then a member.
+func (a *attempt) waited() (w pool.Waits) {
+	until := time.Now()
+	if !a.waits.IsZero() {
+		w.Member, until = until.Sub(a.waits), a.waits
+	}
+	if !a.blocked.IsZero() {
+		w.Quota = until.Sub(a.blocked)
+	}
+	return w
+}
+
+// block notes that the quota has refused the claim.
+func (a *attempt) block() {
+	if a.blocked.IsZero() {
+		a.blocked = time.Now()
+	}
 }
 
 // spend leaves the reservation to the sandbox that was written with it.

@@ -41,6 +41,7 @@ func (r *reconciler) find(ctx context.Context, w *work) (*agents.Sandbox, reconc
 	if waits, result, err := r.queue(ctx, w); waits || err != nil {
 		return nil, result, err
 	}
+	w.op.Waited(w.known.waited())
 	if w.plan.cold != "" {
 		return r.start(ctx, w)
 	}
@@ -136,6 +137,7 @@ func (r *reconciler) pick(ctx context.Context, w *work) (*agents.Sandbox, reconc
 // and every quotaRetry, because the quota can change.
 func (r *reconciler) overQuota(ctx context.Context, w *work, cause error) (*agents.Sandbox, reconcile.Result, error) {
 	r.attempts.refused(w.req)
+	w.known.block()
 	w.known.leaveQueue()
 	w.known.waits = time.Time{}
 	_, err := r.write(ctx, w, waiting(w.claim, extensions.ReasonQuotaExceeded, errs.Text(cause)))

@@ -55,6 +55,7 @@ func (r *reconciler) queue(ctx context.Context, w *work) (waits bool, result rec
 	if !errors.Is(err, errs.ErrExhausted) {
 		return true, result, err
 	}
+	a.block()
 	position, of := a.place.Position()
 	report := min(max(time.Duration(position)*time.Second, minReport), maxReport)
 	result.RequeueAfter = min(report, max(time.Until(until), time.Millisecond))

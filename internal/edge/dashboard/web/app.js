@@ -79,6 +79,7 @@ function Shell({ session, onSignOut }) {
       </nav>
       <div class="who">
         <${Connection} />
+        <a href="/docs/" target="_blank" rel="noopener" class="docs">Docs</a>
         <span class="namespace" title=${'Signed in by the key ' + session.key}>${session.namespace}</span>
         <button class="quiet small" onClick=${onSignOut}>Sign out</button>
       </div>

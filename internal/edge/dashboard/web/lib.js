@@ -35,8 +35,28 @@ export async function request(path, o = {}) {
   throw new Refusal(answer.status, message);
 }
 
+/**
+ * What a route answers: those of the REST API by the OpenAPI document, others are not known.
+ * @template {string} M @template {string} P
+ * @typedef {P extends `rest/${infer R}` ? import('./api').Answer<`${M} ${R}`> : any} Answer
+ */
+
+/**
+ * @template {string} P
+ * @param {P} path
+ * @param {{background?: boolean, signal?: AbortSignal}} [o]
+ * @returns {Promise<Answer<'GET', P>>}
+ */
 export async function get(path, o) { return (await request(path, o)).json(); }
 
+/**
+ * @template {string} M @template {string} P
+ * @param {M} method
+ * @param {P} path
+ * @param {P extends `rest/${infer R}` ? import('./api').Body<`${M} ${R}`> : any} [body]
+ * @param {object} [o]
+ * @returns {Promise<Answer<M, P>>}
+ */
 export async function send(method, path, body, o) {
   const answer = await request(path, { ...o, method, body });
   const text = await answer.text();
@@ -107,7 +127,14 @@ export function useStore() {
   return version;
 }
 
-/** Reads a path again every so often while the page is seen; the first read counts as use. */
+/**
+ * Reads a path again every so often while the page is seen; the first read counts as use.
+ * @template {string} P
+ * @param {P} path
+ * @param {number} every milliseconds
+ * @param {any[]} [deps]
+ * @returns {{data: Answer<'GET', P> | null, error: Refusal | null, again: () => void}}
+ */
 export function usePoll(path, every, deps = []) {
   const [state, set] = useState({ data: null, error: null });
   const again = useRef(() => {});

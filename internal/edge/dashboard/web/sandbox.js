@@ -84,7 +84,7 @@ function Timeline({ data, row }) {
       const at = Date.parse(m.at);
       const step = i ? at - Date.parse(list[i - 1].at) : 0;
       return html`<li key=${m.at + m.what} class=${m.bad ? 'bad' : ''} title=${words[m.source] ?? ''}>
-        <span class="after">${i ? '+' + millis(Math.max(0, step)) : clock(at)}${i > 0 && html`<small>${millis(Math.max(0, at - start))}</small>`}</span>
+        <span class="after">${i ? (m.source === 'condition' || list[i - 1].source === 'condition' ? '≈ ' : '+') + millis(Math.max(0, step)) : clock(at)}${i > 0 && html`<small>${millis(Math.max(0, at - start))}</small>`}</span>
         <span class="dot" aria-hidden="true"></span>
         <span><span class="what">${m.what}</span>${m.source === 'condition' && html` <span class="muted">≈</span>`}${m.detail && html`<span class="detail"><br />${m.detail}</span>`}${m.source === 'node' && html` <span class="muted">took ${millis(m.took ?? 0)}</span>${m.steps?.length > 0 && html`<${Steps} what=${m.what} took=${m.took ?? 0} steps=${m.steps} />`}`}</span>
       </li>`;
@@ -136,19 +136,20 @@ function Charts({ id, row, running }) {
   }, [id, running]);
   const list = samples.current;
   const last = list[list.length - 1];
-  const chart = (name, color, value, most, text) => html`<section class="panel chart" aria-label=${name}><h2>${name} <span>${last ? text(last) : running ? 'measuring…' : 'not running'}</span></h2>
-    <${Plot} label=${name} color=${color} times=${list.map((s) => s.at)} values=${list.map(value)} most=${last ? most(last) : 1} /></section>`;
+  const average = (value) => list.reduce((sum, s) => sum + value(s), 0) / list.length;
+  const chart = (name, color, unit, value, most, text) => html`<section class="panel chart" aria-label=${name}><h2>${name} <span>${last ? text(last) : running ? 'measuring…' : 'not running'}</span></h2>
+    <${Plot} label=${name} color=${color} unit=${unit} times=${list.map((s) => s.at)} values=${list.map(value)} most=${last ? most(last) : 1} /></section>`;
   return html`<div class="charts">
-    ${chart('CPU', '--c1', (s) => s.cpuUsedPct, () => null, (s) => `${s.cpuUsedPct.toFixed(1)} % of ${s.cpuCount} CPU`)}
-    ${chart('Memory', '--c2', (s) => s.memUsed / 2 ** 20, (s) => s.memTotal / 2 ** 20, (s) => `${bytes(s.memUsed)} of ${bytes(s.memTotal)}`)}
-    ${chart('Disk', '--c3', (s) => s.diskUsed / 2 ** 20, () => null, (s) => `${bytes(s.diskUsed)} of ${bytes(s.diskTotal)}`)}
+    ${chart('CPU', '--c1', (n) => n + ' %', (s) => s.cpuUsedPct, () => null, (s) => `${s.cpuUsedPct.toFixed(1)} % of ${s.cpuCount} CPU, ${average((x) => x.cpuUsedPct).toFixed(1)} % on average`)}
+    ${chart('Memory', '--c2', (n) => n + ' MiB', (s) => s.memUsed / 2 ** 20, (s) => s.memTotal / 2 ** 20, (s) => `${bytes(s.memUsed)} of ${bytes(s.memTotal)}, ${bytes(average((x) => x.memUsed))} on average`)}
+    ${chart('Disk', '--c3', (n) => n + ' MiB', (s) => s.diskUsed / 2 ** 20, () => null, (s) => `${bytes(s.diskUsed)} of ${bytes(s.diskTotal)}`)}
   </div>${error && html`<${Fault} error=${error} />`}`;
 }
 
 let plots; // uPlot is loaded with the first chart
 const dark = matchMedia('(prefers-color-scheme: dark)');
 
-function Plot({ label, color, times, values, most }) {
+function Plot({ label, color, unit, times, values, most }) {
   const box = useRef(null);
   const plot = useRef(null);
   const [scheme, setScheme] = useState(dark.matches);
@@ -164,7 +165,7 @@ function Plot({ label, color, times, values, most }) {
       plot.current = new UPlot({
         width: box.current.clientWidth, height: 130, padding: [8, 8, 0, 0], cursor: { y: false }, legend: { show: false },
         scales: { x: { time: true, range: (u, min, max) => { const end = max ?? Date.now() / 1000; return [Math.min(min ?? end, end - 20), end]; } }, y: { range: (u, min, max) => [0, Math.max(max * 1.25, u.most ?? 0, 1)] } },
-        axes: [{ ...axis, space: 70, size: 24, values: (u, all) => all.map((t) => clock(t * 1000)) }, { ...axis, size: 48, space: 34 }],
+        axes: [{ ...axis, space: 70, size: 24, values: (u, all) => all.map((t) => clock(t * 1000)) }, { ...axis, size: 66, space: 34, values: (u, all) => all.map(unit) }],
         series: [{}, { stroke, width: 2, fill: stroke.trim() + '22', points: { show: (u) => u.data[0].length === 1 } }],
       }, [times, values], box.current);
       watch = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height: 130 }));
@@ -247,7 +248,7 @@ let xterms;
 /** xterm.js makes style elements, which the page's policy allows with its nonce alone. */
 function loadTerminal() {
   xterms ??= (async () => {
-    const nonce = document.querySelector('meta[name=style-nonce]').content;
+    const nonce = document.querySelector('meta[name=style-nonce]').getAttribute('content');
     const create = document.createElement.bind(document);
     document.createElement = (name, o) => { const el = create(name, o); if (name === 'style') el.nonce = nonce; return el; };
     const [x, fit] = await Promise.all([import('./vendor/xterm.js'), import('./vendor/xterm-fit.js'), style('vendor/xterm.css')]);
@@ -315,7 +316,7 @@ function Files({ id, row, running }) {
   const load = async (to = path) => {
     try {
       const list = await get(`sandboxes/${id}/files?path=${encodeURIComponent(to)}`);
-      list.entries = (list.entries ?? []).sort((a, b) => Boolean(b.dir) - Boolean(a.dir) || a.name.localeCompare(b.name));
+      list.entries = (list.entries ?? []).sort((a, b) => Number(Boolean(b.dir)) - Number(Boolean(a.dir)) || a.name.localeCompare(b.name));
       setState({ list, error: null });
       setPath(to);
     } catch (e) {
@@ -425,7 +426,7 @@ function Network({ id, data, again, row }) {
     } catch (e) { setError(e); }
   };
   const rules = [
-    ['private and reserved ranges, the host, other sandboxes', 'denied', 'the operator’s rules for all sandboxes; --reachable opens ranges'],
+    ['private and reserved ranges, the host, other sandboxes', 'denied', 'the operator’s rules for all sandboxes; the setting “reachable” opens ranges'],
     ...(n.allowOut ?? []).map((x) => [x, 'allowed', 'an address or name of the policy’s allow list; it wins over the deny list']),
     ...(n.denyOut ?? []).map((x) => [x, 'denied', 'the policy’s deny list']),
     ['other public addresses', internet && !(n.denyOut ?? []).includes('0.0.0.0/0') ? 'allowed' : 'denied', internet ? 'the default' : 'the policy has no internet access'],

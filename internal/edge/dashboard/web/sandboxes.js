@@ -76,6 +76,7 @@ function Create({ onClose }) {
   }, []);
   const set = (name) => (e) => setForm({ ...form, [name]: e.target.type === 'checkbox' ? e.target.checked : e.target.value });
   const pairs = (text, what) => {
+    /** @type {Record<string, string>} */
     const found = {};
     for (const line of text.split('\n').map((l) => l.trim()).filter(Boolean)) {
       const at = line.indexOf('=');
@@ -189,7 +190,7 @@ export function SandboxesPage({ session }) {
   const search = useRef(null);
   const box = useRef(null);
 
-  const { rows, counts, templates } = useMemo(() => {
+  const { rows, counts } = useMemo(() => {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
     const counts = groups.map(() => 0);
     const found = [];

@@ -15,6 +15,10 @@ export default function ServerPage({ session }) {
       <section class="panel" aria-label="Conditions"><h2>Conditions</h2>
         ${data && (data.conditions.length ? html`<ul>${data.conditions.map((c) => html`<li key=${c.name}><b class="phase-dead">${c.name}</b> for ${span(now - Date.parse(c.since))}: ${c.reason}</li>`)}</ul><p class="muted">New work is refused until this has passed; running sandboxes continue.</p>`
           : html`<p><b class="phase-running">● Nothing is wrong.</b> New sandboxes are accepted.</p>`)}</section>
+      <section class="panel" aria-label="Nodes"><h2>Nodes</h2>
+        <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table class="nodes"><thead><tr><th scope="col">Node</th><th scope="col" class="num">Running</th><th scope="col" class="num">Paused</th><th scope="col" class="num">CPU</th><th scope="col" class="num">Memory</th></tr></thead><tbody>
+        ${(data?.nodes ?? []).map((n) => html`<tr key=${n.name}><th scope="row">${n.name}</th><td class="num">${n.running}</td><td class="num">${n.paused}</td><td class="num">${n.cpus}</td><td class="num">${bytes(n.memoryMB * 2 ** 20)}</td></tr>`)}
+        </tbody></table></div><p class="muted">Sandboxes of ${session.namespace}, members of pools included, and the limits of those that run.</p></section>
       <section class="panel" aria-label="Quota"><h2>Quota and use of ${session.namespace}</h2>
         <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">What</th><th scope="col" class="num">Running</th><th scope="col" class="num">Paused</th><th scope="col" class="num">Limit</th><th scope="col">Used</th></tr></thead><tbody>
         ${(data?.quota ?? []).map((q) => html`<tr key=${q.name}><th scope="row">${q.name}</th>${q.used === undefined ? html`<td class="num">${units[q.unit](q.running)}</td><td class="num">${units[q.unit](q.paused)}</td>` : html`<td class="num" colspan="2">${units[q.unit](q.used)}</td>`}<td class="num">${q.most === undefined ? 'none' : units[q.unit](q.most)}</td>

@@ -24,7 +24,13 @@ export default function SnapshotsPage() {
   const version = useStore();
   const { data, error, again } = usePoll('snapshots', 3000, [version]);
   const [removes, setRemoves] = useState(null);
-  const roots = useMemo(() => forest(data ?? [], [...store.rows.values()]), [data, version]);
+  // What the server keeps for itself, such as the layers of builds, is in the tree only where a sandbox has started from it.
+  const { roots, kept } = useMemo(() => {
+    const rows = [...store.rows.values()];
+    const from = new Set(rows.map((r) => r.from));
+    const own = (s) => !s.id && !from.has(s.object);
+    return { roots: forest((data ?? []).filter((s) => !own(s)), rows), kept: (data ?? []).filter(own) };
+  }, [data, version]);
   const start = async (s) => {
     const made = await act('', () => send('POST', 'rest/sandboxes', { templateID: s.id, timeout: 3600, secure: true }));
     if (made) { toast('Created ' + made.sandboxID); go('sandboxes/' + made.sandboxID); }
@@ -40,6 +46,7 @@ export default function SnapshotsPage() {
     ${!data && !error && html`<p class="loading" role="status">Loading…</p>`}
     ${data && !roots.length && html`<${Empty} title="No snapshots yet"><p>A snapshot keeps the memory and files of a running sandbox; others start from it. Take one on the page of a sandbox, or with <code>barchan snapshot ID</code>.</p><//>`}
     ${roots.length > 0 && html`<section class="panel" aria-label="Tree of snapshots and forks"><ul class="tree">${roots.map(draw)}</ul></section>`}
+    ${kept.length > 0 && html`<p class="muted kept">${kept.length} more, with ${bytes(kept.reduce((sum, s) => sum + s.size, 0))}, ${kept.length === 1 ? 'is' : 'are'} the server’s own: layers of builds and memory of warm-ups, which it removes itself.</p>`}
     ${removes && html`<${Confirm} title=${'Delete ' + removes.id + '?'} text="Sandboxes that have started from it are not affected." button="Delete"
       onYes=${async () => { await act('Deleted', () => send('DELETE', 'rest/templates/' + encodeURIComponent(removes.id))); again(); }} onClose=${() => setRemoves(null)} />`}
   </div>`;

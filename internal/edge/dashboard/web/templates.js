@@ -33,11 +33,23 @@ function Builds({ id, onClose }) {
         ${list.map((b) => html`<option key=${b.buildID} value=${b.buildID}>${b.status}, ${day(b.createdAt)}</option>`)}</select></div>
         <${BuildLog} template=${id} build=${shown} key=${shown} />`
       : data && html`<p class="muted">No build has made this template: it was applied as an object, or is the server's own.</p>`}
+    <${Revisions} id=${id} />
   <//>`;
+}
+
+function Revisions({ id }) {
+  const { data, error } = usePoll(`templates/${id}/revisions`, 5000);
+  if (error) return html`<${Fault} error=${error} />`;
+  return html`<h3>Revisions</h3>
+    ${data && html`<p class="muted">A revision is the hash of all that decides what a sandbox runs. Claims get the current one alone; sandboxes that run keep theirs.</p>
+    <div class="wide-table" tabindex="0" role="group" aria-label="Revisions"><table class="revisions"><thead><tr><th scope="col" class="num">Number</th><th scope="col">Tag</th><th scope="col">Revision</th><th scope="col">Since</th><th scope="col" class="num">Sandboxes</th><th scope="col"><span class="sr">State</span></th></tr></thead><tbody>
+      ${data.slice(0, 50).map((r) => html`<tr key=${r.tag + r.number}><td class="num">${r.number}</td><td>${r.tag}</td><td class="mono" title=${r.revision}>${r.revision.slice(0, 12)}</td><td>${day(r.seen)}</td><td class="num">${r.sandboxes}</td><td>${r.current && html`<span class="tag">current</span>`}</td></tr>`)}
+    </tbody></table></div>`}`;
 }
 
 function BuildLog({ template, build }) {
   const { data, error } = usePoll(`rest/templates/${template}/builds/${build}/status?logsOffset=0`, 2000);
+  if (error?.status === 404) return html`<p class="muted">This one has no log: the template was applied as an object, or is the server’s own.</p>`;
   if (error) return html`<${Fault} error=${error} />`;
   return html`<p><b>${data?.status ?? '…'}</b>${data?.reason?.message && html` <span class="warn">${data.reason.message}</span>`}</p>
     <pre class="log" tabindex="0" aria-label="Log of the build">${(data?.logEntries ?? []).map((l) => html`<span class=${l.level === 'error' ? 'stderr' : ''}><span class="at">${clock(l.timestamp)} </span>${l.message}${'\n'}</span>`)}</pre>`;

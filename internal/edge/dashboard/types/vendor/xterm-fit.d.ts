@@ -1,0 +1,3 @@
+declare const library: any;
+export default library;
+export const Terminal: any, FitAddon: any;
