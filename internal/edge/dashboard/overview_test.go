@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/edge/dashboard/timeline"
 )
 
 // TestWaitsOfAPool counts claims by what they got, and lists those that waited, newest first.
@@ -59,9 +59,9 @@ func TestWaitsOfAPool(t *testing.T) {
 		cold:   "cold start: the pool had no sandbox",
 		vain:   "waited 30s in vain",
 	} {
-		text := coldText(o)
-		if o.Labels[agents.LabelLaunchType] == agents.LaunchWarm {
-			text = claimText(o, barchan.ExactTime(o, pool.AnnotationClaimedAt))
+		text := ""
+		for _, m := range timeline.Of(o, time.Now(), nil) {
+			text += m.Detail
 		}
 		if !strings.Contains(text, want) {
 			t.Errorf("%s: %q, want %q", o.Name, text, want)

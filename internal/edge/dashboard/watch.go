@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -57,7 +58,7 @@ func (s *Server) rowOf(o *agents.Sandbox) row {
 	r := row{
 		ID: v.ID, Name: o.Name, Template: v.TemplateName, Phase: v.Phase, Reason: waitReason(o), Memory: string(v.Memory),
 		Member: pool.MemberOf(o) != "", Launch: o.Labels[agents.LabelLaunchType], CPUs: v.Size.CPUs, MemoryMB: v.Size.MemoryMB,
-		Metadata: v.Metadata, Created: createdAt(o), Parent: o.Annotations[pool.AnnotationForkedFrom],
+		Metadata: v.Metadata, Created: barchan.CreatedAt(o), Parent: o.Annotations[pool.AnnotationForkedFrom],
 	}
 	if b := o.Spec.Barchan; b != nil && b.Restore != nil {
 		r.From = b.Restore.CheckpointName

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/dashboard/timeline"
 )
 
 func box(namespace, uid string, ready bool) *agents.Sandbox {
@@ -138,8 +140,12 @@ func testTimeline(t *testing.T) {
 	known := box("team", "known", true)
 	known.Status.Conditions[0].LastTransitionTime = metav1.NewTime(ended)
 	known.Status.Barchan = &agents.BarchanStatus{Operations: []agents.OperationStatus{{Operation: agents.OperationCreate, StartedAt: metav1.NewMicroTime(ended.Add(400 * time.Millisecond)), Milliseconds: 130}}}
-	if all := conditionMoments(known, time.Now(), operationMoments(known)); len(all) != 1 || !all[0].At.Equal(ended.Add(530*time.Millisecond)) {
-		t.Errorf("a condition of the second in which the create ended: %+v, want it at the end", all)
+	told := timeline.Of(known, time.Now(), nil)
+	at := slices.IndexFunc(told, func(m timeline.Moment) bool {
+		return m.Source == timeline.FromCondition && m.What == agents.ConditionReady
+	})
+	if at < 0 || !told[at].At.Equal(ended.Add(530*time.Millisecond)) {
+		t.Errorf("a condition of the second in which the create ended: %+v, want it at the end", told)
 	}
 	s.Observe(nil, func() *agents.Sandbox {
 		old := box("team", "old", true)
