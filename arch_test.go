@@ -102,7 +102,7 @@ var owners = map[string][]string{
 		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/events", "internal/client/cli/files",
 		"internal/client/cli/mcp", "internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes", "internal/client/cli/ssh",
 	},
-	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/node/images", "internal/base/portable", "internal/client/cluster"},
+	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/node/images", "internal/base/portable", "internal/client/cluster", "test/bench"},
 	"github.com/modelcontextprotocol/go-sdk": {"internal/client/cli/mcp"},
 	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
 	"github.com/docker/cli":                  {"internal/client/cli/build"},   // Docker's configuration alone
