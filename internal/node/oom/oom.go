@@ -20,19 +20,21 @@ import (
 
 const (
 	// headroom is by how much the kernel's limit is above the sandbox's, in bytes. step is by how much it is raised at a time while
-	// processes are killed, when less than near is left, and maxRaised by how much at most.
+	// processes are killed, when less than near is left, and maxRaised by how much at most; soon is how much of that is given
+	// without delay.
 	headroom  = 64 << 20
 	near      = 32 << 20
 	step      = 32 << 20
-	maxRaised = 512 << 20
+	soon      = 512 << 20
+	maxRaised = 1 << 30
 	// lookAbove is the pause between two looks while only the cache of files is above the limit.
 	lookAbove = 100 * time.Millisecond
-	// look is the pause between two looks at the use of memory. The least pause between two raises begins with raiseFirst, since what waits
-	// must run before it is known whether it needs more, and doubles up to raiseLast with each raise since a kill: what takes memory faster
-	// than the agent kills waits longer, and the raises last for as long as a kill may take on a busy machine.
+	// look is the pause between two looks at the use of memory. raiseEvery is the least pause between two raises up to soon: what
+	// waits must run before it is known whether it needs more, and the sandbox's kernel ends where it waits for long. Beyond that raises are
+	// rare: where many processes took all of it before the first was killed, each lets the agent go on.
 	look       = 2 * time.Millisecond
-	raiseFirst = 10 * time.Millisecond
-	raiseLast  = 500 * time.Millisecond
+	raiseEvery = 10 * time.Millisecond
+	raiseLate  = 500 * time.Millisecond
 	// freeing is how long a sandbox's kernel has to free the memory of a killed process, if nothing waits for memory.
 	freeing = 500 * time.Millisecond
 	// inTime is how long the agent has for a kill, and alone how many kills are enough, before all other processes are stopped.
@@ -117,7 +119,6 @@ type relief struct {
 	*Guard
 	raised   int64
 	raisedAt time.Time
-	pause    time.Duration // until the next raise
 	kills    int
 	progress time.Time // the last kill, or the beginning
 	began    time.Time // of the last kill
@@ -132,7 +133,7 @@ type relief struct {
 // free kills processes until the limit is kept.
 func (g *Guard) free(ctx context.Context) (err error) {
 	limited, cancel := context.WithTimeoutCause(ctx, whole, fmt.Errorf("too much memory was in use for %s", whole))
-	r := &relief{Guard: g, raised: headroom, pause: raiseFirst, progress: time.Now(), killed: make(chan error, 1), changed: make(chan error, 1)}
+	r := &relief{Guard: g, raised: headroom, progress: time.Now(), killed: make(chan error, 1), changed: make(chan error, 1)}
 	err = r.run(limited)
 	cancel()
 	r.running.Wait()
@@ -179,7 +180,7 @@ func (r *relief) take() {
 	select {
 	case r.failed = <-r.killed:
 		if r.killing, r.killedAt = false, time.Now(); r.failed == nil {
-			r.kills, r.progress, r.pause = r.kills+1, r.killedAt, raiseFirst
+			r.kills, r.progress = r.kills+1, r.killedAt
 		}
 	case r.failed = <-r.changed:
 		r.holding = false
@@ -216,10 +217,14 @@ func (r *relief) change(ctx context.Context, stopped bool) {
 
 // raise lets the sandbox's kernel and the agent go on with a kill.
 func (r *relief) raise(left int64) error {
-	if left > near || r.raised >= headroom+maxRaised || time.Since(r.raisedAt) < r.pause {
+	pause := raiseEvery
+	if r.raised >= headroom+soon {
+		pause = raiseLate
+	}
+	if left > near || r.raised >= headroom+maxRaised || time.Since(r.raisedAt) < pause {
 		return nil
 	}
-	r.raised, r.raisedAt, r.pause = r.raised+step, time.Now(), min(2*r.pause, raiseLast)
+	r.raised, r.raisedAt = r.raised+step, time.Now()
 	return r.Limit.Raise(r.raised)
 }
 
