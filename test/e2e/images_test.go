@@ -241,11 +241,11 @@ func testCredentials(t *testing.T, s *server, private string) {
 		args  []string
 		want  string
 	}{
-		"none":            {"", []string{"image", "pull", private}, "401"},
-		"wrong":           {"wrong", []string{"image", "pull", private, "--username", registryUser, "--password-stdin"}, "401"},
+		"none":            {"", []string{"image", "pull", private}, "access denied"},
+		"wrong":           {"wrong", []string{"image", "pull", private, "--username", registryUser, "--password-stdin"}, "access denied"},
 		"no terminal":     {"", []string{"image", "pull", private, "--username", registryUser}, "--password-stdin"},
 		"no user":         {"x", []string{"image", "pull", private, "--password-stdin"}, "--username"},
-		"unknown tag":     {"", []string{"image", "pull", strings.TrimSuffix(strings.Replace(private, "private", "apps", 1), "1") + "nope"}, "not found"},
+		"unknown tag":     {"", []string{"image", "pull", strings.TrimSuffix(strings.Replace(private, "private", "apps", 1), "1") + "nope"}, "no such image"},
 		"no registry":     {"", []string{"image", "pull", "127.0.0.1:1/x:1"}, "connection refused"},
 		"no image's name": {"", []string{"image", "pull", "UPPER/case"}, "UPPER/case"},
 	} {

@@ -65,7 +65,7 @@ func testPullSecrets(t *testing.T, s *server, host, private string) {
 	s.mustKubectl("", "create", "namespace", "other")
 	s.mustKubectl("", "create", "secret", "docker-registry", "reg", "--docker-server="+host, "--docker-username="+registryUser, "--docker-password="+registryPassword)
 	s.mustKubectl(privateManifest("without", "default", private, ""), "apply", "-f", "-")
-	s.awaitUnready("default", "without", "401")
+	s.awaitUnready("default", "without", "access denied")
 	s.mustKubectl(privateManifest("with", "default", private, "{name: reg}"), "apply", "-f", "-")
 	s.mustKubectl("", "wait", "--for=condition=Ready", "sandbox/with", patience)
 	if out := s.mustKubectl("", "describe", "sandbox", "with"); !strings.Contains(out, "Pulled") || !strings.Contains(out, "MiB") {
