@@ -3,6 +3,7 @@ package netdev
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -236,8 +237,11 @@ func TestKilledProcessLeavesNoSpares(t *testing.T) {
 	out, err := cmd.StdoutPipe()
 	must(t, err)
 	must(t, cmd.Start())
-	_, err = out.Read(make([]byte, 1)) // the spares exist
-	must(t, err)
+	said := make([]byte, len(sparesExist))
+	if _, err := io.ReadFull(out, said); err != nil || string(said) != sparesExist {
+		rest, _ := io.ReadAll(out)
+		t.Fatalf("the other process has no spares: %v: %s%s", err, said, rest)
+	}
 	if got := spareNames(t, n); len(got) != 3 {
 		t.Errorf("spares %v of the other process, want 3", got)
 	}
@@ -279,6 +283,9 @@ func TestOpenSweeps(t *testing.T) {
 }
 
 // createSparesAndBlock is the process that is killed.
+// sparesExist is what the other process prints when it has spares.
+const sparesExist = "ready"
+
 func createSparesAndBlock(t *testing.T, bridge string) {
 	tag := strings.TrimPrefix(bridge, "br")
 	n, err := New(Config{
@@ -291,7 +298,7 @@ func createSparesAndBlock(t *testing.T, bridge string) {
 	_, err = n.Attach(t.Context(), endpoint(n, 1))
 	must(t, err)
 	fill(t, n)
-	_, err = os.Stdout.WriteString("ready")
+	_, err = os.Stdout.WriteString(sparesExist)
 	must(t, err)
 	<-t.Context().Done()
 }

@@ -67,7 +67,8 @@ func (f *fixture) refuses(t *testing.T, at volumetree.Remote, reason string) {
 	err := f.Attach(t.Context(), f.dir, f.state, at)
 	refused := &volumetree.RemoteError{}
 	if !errors.As(err, &refused) || refused.Reason != reason {
-		t.Fatalf("error %v (%+v), want reason %s", err, refused, reason)
+		log, _ := os.ReadFile(filepath.Join(f.state, "log"))
+		t.Fatalf("error %v (%+v), want reason %s; the log:\n%s", err, refused, reason, log)
 	}
 	t.Logf("after %v: %v", time.Since(began).Round(time.Millisecond), err)
 	if strings.Contains(err.Error(), s3.SecretAccessKey) {
