@@ -91,7 +91,7 @@ elif ((${#race[@]} == 0)); then
 	# Outside CI, Go repeats no test of a package that is as it was; that takes tests in their order.
 	[[ ${CI:-} == true ]] || shuffle=off
 	# A test that hangs must not take the time of all.
-	run packages "$packages" -p=3 -timeout=20m "$@" || status=$?
+	run packages "$packages" -p=3 -timeout=10m "$@" || status=$?
 	scripts/build.sh failpoints # the tests need it, and compilers would slow down their sandboxes
 	# The tests of real sandboxes have the time that is left after the others.
 	shuffle=on

@@ -64,9 +64,11 @@ func expiryExtended(t *testing.T, cfg *Config) {
 		})
 	}
 	until(time.Now().Add(5 * time.Second))
-	version := c.ResourceVersion
-	_, err := cache.Wait(t.Context(), w.cache, client.ObjectKeyFromObject(c), func(c *extensions.SandboxClaim) (bool, error) {
-		return c != nil && c.ResourceVersion == version, nil
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
+	defer cancel()
+	// Not by the version: the cache may go past it at once, with the status that follows.
+	_, err := cache.Wait(ctx, w.cache, client.ObjectKeyFromObject(c), func(c *extensions.SandboxClaim) (bool, error) {
+		return c != nil && c.Spec.Lifecycle != nil, nil
 	})
 	must(t, err)
 	w.hold()
