@@ -7,7 +7,7 @@ source "$(dirname "$0")/lib.sh"
 
 # recipe NAME sets how a program is built. Programs that are asked for their
 # version are told it, as their own makefiles would do. What prepares is a program of our module that is
-# run on a copy of the package's module, which is then built instead.
+# run on a copy of the package's module, which is then built instead; our module's patches are applied to one too.
 recipe() {
 	tags='' version='' prepare=''
 	case $1 in
@@ -33,8 +33,6 @@ recipe() {
 	containerd-shim-runc-v2) containerd_module "cmd/$1" ;;
 	containerd-shim-runsc-v1)
 		module=tools/gvisor-shim package=gvisor.dev/gvisor/shim
-		# Test machines may lack the capability that it takes to lower OOM scores.
-		prepare=./lenient
 		[[ $(pinned gvisor.dev/gvisor) == "$(module=runtimes/gvisor pinned gvisor.dev/gvisor)" ]] ||
 			die "$module/go.mod pins another gVisor than runtimes/gvisor/go.mod; set the same version"
 		;;
@@ -104,7 +102,7 @@ build() {
 	(
 		export GOFLAGS="$GOFLAGS -buildvcs=false"
 		cd "$module"
-		[[ -z $prepare ]] || prepared
+		[[ -z $prepare && ! -d patches ]] || prepared
 		go_build "build $name" -ldflags "-s -w ${version:+-X $version}" -tags "$tags" -o "$scratch/$name" "$package"
 	)
 	mv -f "$scratch/$name" "$BIN_DIR/$name"
@@ -112,14 +110,14 @@ build() {
 	scratch=''
 }
 
-# prepared goes to a copy of our module that builds the package from a prepared copy
-# of its own, with our patches. Paths are relative, so that the program is the same wherever it is built.
+# prepared goes to a copy of our module that builds the package from a copy of the package's module, prepared and
+# patched. Paths are relative, so that the program is the same wherever it is built.
 prepared() {
 	local source path
 	read -r path source < <(go list -f '{{with .Module}}{{.Path}} {{.Dir}}{{end}}' "$package")
 	cp go.mod go.sum "$scratch"
 	cp -r --no-preserve=mode "$source" "$scratch/source"
-	go run "$prepare" "$scratch/source"
+	[[ -z $prepare ]] || go run "$prepare" "$scratch/source"
 	# The copy belongs to no repository, wherever it is.
 	[[ ! -d patches ]] || GIT_CEILING_DIRECTORIES=$scratch git -C "$scratch/source" apply "$PWD"/patches/*.patch
 	cd "$scratch"

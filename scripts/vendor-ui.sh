@@ -27,7 +27,7 @@ cp "$from/uplot/dist/uPlot.min.css" "$out/uplot.css"
 sed '/^\/\/# sourceMappingURL/d' "$from/@xterm/xterm/lib/xterm.mjs" >"$out/xterm.js"
 sed '/^\/\/# sourceMappingURL/d' "$from/@xterm/addon-fit/lib/addon-fit.mjs" >"$out/xterm-fit.js"
 cp "$from/@xterm/xterm/css/xterm.css" "$out/xterm.css"
-cp "$from/axe-core/axe.min.js" test/e2e/testdata/axe.min.js
+cp "$from/axe-core/axe.min.js" internal/testkit/browser/axe.min.js
 for package in htm preact uplot @xterm/xterm axe-core; do
 	echo "=== $package"
 	cat "$from/$package/LICENSE"

@@ -2,12 +2,10 @@ package e2e
 
 import (
 	"context"
-	_ "embed"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,17 +14,14 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/cdp"
-	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
+	browsers "github.com/barchan-dev/barchan/internal/testkit/browser"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
-
-//go:embed testdata/axe.min.js
-var axe string
 
 // browser is a headless Chromium at a server's dashboard.
 type browser struct {
@@ -38,24 +33,8 @@ type browser struct {
 // newBrowser starts one that reaches this machine alone.
 func newBrowser(t *testing.T, s *server) *browser {
 	t.Helper()
-	var path string
-	for _, name := range []string{"chromium-headless-shell", "chromium"} {
-		if found, err := exec.LookPath(name); err == nil && path == "" {
-			path = found
-		}
-	}
-	if path == "" && os.Getenv("CI") != "" {
-		t.Fatal("chromium-headless-shell is missing; scripts/deps.sh installs it")
-	} else if path == "" {
-		t.Skip("SKIPPED: chromium-headless-shell is missing; scripts/deps.sh installs it")
-	}
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WindowSize(1360, 860),
-		chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE *.localhost"))
-	allocator, end := chromedp.NewExecAllocator(context.Background(), options...)
-	t.Cleanup(end)
-	ctx, end := chromedp.NewContext(allocator)
+	ctx := browsers.Start(t, chromedp.WindowSize(1360, 860))
 	b := &browser{server: s, ctx: ctx, dir: os.Getenv("BARCHAN_SCREENSHOTS")}
-	b.do("start", chromedp.Navigate("about:blank")) // without a time limit, which would be the browser's
 	faults := chromedp.Events(ctx, runtime.ExceptionThrown)
 	var reader sync.WaitGroup
 	reader.Go(func() {
@@ -66,7 +45,7 @@ func newBrowser(t *testing.T, s *server) *browser {
 			t.Errorf("a script of the page failed: %+v", e.ExceptionDetails)
 		}
 	})
-	t.Cleanup(func() { end(); reader.Wait() })
+	t.Cleanup(reader.Wait)
 	return b
 }
 
@@ -147,17 +126,17 @@ func (b *browser) looks(name string) {
 		suffix, scheme string
 		width, height  int64
 	}{{"", "light", 1360, 860}, {"-dark", "dark", 1360, 860}, {"-phone", "light", 390, 800}} {
-		b.do("look at "+name, chromedp.EmulateViewport(v.width, v.height), scheme(v.scheme))
+		b.do("look at "+name, chromedp.EmulateViewport(v.width, v.height), browsers.Scheme(v.scheme))
 		evaluate[bool](b, `new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(true), 200)))`)
 		if got := evaluate[int64](b, "document.documentElement.scrollWidth"); got > v.width {
 			b.t.Errorf("%s%s is %d pixels wide, on a screen of %d", name, v.suffix, got, v.width)
 		}
-		if _, err := chromedp.Run(b.ctx, chromedp.Evaluate[chromedp.Void](axe)); err != nil {
-			b.fail("load axe", err)
+		violations, err := browsers.Violations(b.ctx)
+		if err != nil {
+			b.fail("axe", err)
 		}
-		for _, f := range evaluate[[]string](b, `(await axe.run()).violations.filter((v) => v.impact === 'serious' || v.impact === 'critical')
-			.map((v) => v.impact + ' ' + v.id + ': ' + v.help + ': ' + v.nodes.map((n) => n.html).join(' ').slice(0, 500))`) {
-			b.t.Errorf("%s%s: axe: %s", name, v.suffix, f)
+		for _, violation := range violations {
+			b.t.Errorf("%s%s: axe: %s", name, v.suffix, violation)
 		}
 		if b.dir == "" {
 			continue
@@ -170,21 +149,13 @@ func (b *browser) looks(name string) {
 			b.t.Error(err)
 		}
 	}
-	b.do("size", chromedp.EmulateViewport(1360, 860), scheme("light"))
+	b.do("size", chromedp.EmulateViewport(1360, 860), browsers.Scheme("light"))
 }
 
 // insert types text as an input method does: DevTools sends a key's letter twice, which a terminal shows.
 func insert(text string) chromedp.Action[chromedp.Void] {
 	return func(ctx context.Context, t *chromedp.Target) (chromedp.Void, error) {
 		_, err := cdp.Call(ctx, t, input.InsertText, input.InsertTextParams{Text: text})
-		return chromedp.Void{}, err
-	}
-}
-
-// scheme emulates a preference of colours.
-func scheme(name string) chromedp.Action[chromedp.Void] {
-	return func(ctx context.Context, t *chromedp.Target) (chromedp.Void, error) {
-		_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})
 		return chromedp.Void{}, err
 	}
 }

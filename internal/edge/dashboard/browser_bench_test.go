@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"net/http/httptest"
-	"os/exec"
 	"slices"
 	"testing"
 	"time"
@@ -19,16 +18,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/browser"
 )
 
 // BenchmarkBrowser has headless Chromium show 10,000 sandboxes, and reports the first paint, the time from a change to the screen,
 // and the frames of Chromium's trace while a script scrolls through the list for ten seconds. On a busy machine only the processor
 // time of the page's main thread per frame says something.
 func BenchmarkBrowser(b *testing.B) {
-	program, err := exec.LookPath("chromium-headless-shell")
-	if err != nil {
-		b.Skip("SKIPPED: chromium-headless-shell is missing; scripts/deps.sh installs it")
-	}
 	s, f := newTestServer(b)
 	earlier := metav1.NewTime(time.Now().Add(-time.Hour))
 	for i := range 10_000 {
@@ -38,12 +34,7 @@ func BenchmarkBrowser(b *testing.B) {
 	}
 	srv := httptest.NewServer(s)
 	defer srv.Close()
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.WindowSize(1360, 860),
-		chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"))
-	allocator, end := chromedp.NewExecAllocator(b.Context(), options...)
-	defer end()
-	ctx, end := chromedp.NewContext(allocator)
-	defer end()
+	ctx := browser.Start(b, chromedp.WindowSize(1360, 860))
 	do(ctx, b, chromedp.Navigate(srv.URL+"/ui/"))
 	script[int](ctx, b, `fetch("/ui/api/session", {method: "POST", headers: {"X-Barchan-UI": "1"}, body: JSON.stringify({key: "good"})}).then((r) => r.status)`)
 

@@ -9,4 +9,4 @@
 // hub.mu and subscriber.mu each guard one part; neither is held over a call of another package.
 package dashboard
 
-//go:generate go run types.go
+//go:generate go run types/generate.go

@@ -15,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/edge/dashboard/timeline"
 )
 
 type poolView struct {
@@ -34,19 +35,7 @@ type poolView struct {
 	Waited int `json:"waited"`
 	Cold   int `json:"cold"`
 	// Waits are the newest claims that waited, for whatever reason.
-	Waits []claimWait `json:"waits"`
-}
-
-// claimWait is what one claim waited for.
-type claimWait struct {
-	ID   sandbox.ID `json:"id"`
-	Name string     `json:"name"`
-	At   time.Time  `json:"at"`
-	// Milliseconds of each wait; 0: it did not wait for that.
-	Quota  int64 `json:"quota,omitempty"`
-	Member int64 `json:"member,omitempty"`
-	Start  int64 `json:"start,omitempty"` // of a sandbox of its own, by the node
-	Cold   bool  `json:"cold,omitempty"`
+	Waits []timeline.Wait `json:"waits"`
 }
 
 // maxWaits is how many claims of a pool the page lists.
@@ -83,12 +72,12 @@ func (s *Server) pools(w http.ResponseWriter, r *http.Request, who caller) error
 
 // count adds the claims of a pool.
 func (v *poolView) count(all []*agents.Sandbox, uid types.UID) {
-	v.Waits = []claimWait{}
+	v.Waits = []timeline.Wait{}
 	for _, o := range all {
 		if pool.OriginOf(o) != uid || pool.MemberOf(o) != "" {
 			continue
 		}
-		x := waitOf(o)
+		x := timeline.WaitOf(o)
 		switch {
 		case x.Cold:
 			v.Cold++
@@ -101,26 +90,8 @@ func (v *poolView) count(all []*agents.Sandbox, uid types.UID) {
 			v.Waits = append(v.Waits, x)
 		}
 	}
-	slices.SortFunc(v.Waits, func(a, b claimWait) int { return b.At.Compare(a.At) })
+	slices.SortFunc(v.Waits, func(a, b timeline.Wait) int { return b.At.Compare(a.At) })
 	v.Waits = v.Waits[:min(len(v.Waits), maxWaits)]
-}
-
-// waitOf returns what the claim of a sandbox waited for.
-func waitOf(o *agents.Sandbox) claimWait {
-	waits := pool.WaitsOf(o)
-	x := claimWait{
-		ID: sandbox.IDOf(o.UID), Name: o.Name, At: barchan.ExactTime(o, pool.AnnotationClaimedAt),
-		Quota: waits.Quota.Milliseconds(), Member: waits.Member.Milliseconds(), Cold: o.Labels[agents.LabelLaunchType] == agents.LaunchCold,
-	}
-	if !x.Cold || o.Status.Barchan == nil {
-		return x
-	}
-	for _, op := range o.Status.Barchan.Operations {
-		if op.Operation == agents.OperationCreate || op.Operation == agents.OperationRestore {
-			x.Start = op.StartedAt.Add(time.Duration(op.Milliseconds) * time.Millisecond).Sub(x.At).Milliseconds()
-		}
-	}
-	return x
 }
 
 type snapshotView struct {

@@ -39,7 +39,11 @@ func (s *Server) revisions(w http.ResponseWriter, r *http.Request, who caller) e
 	}
 	current := map[types.UID]string{}
 	for i := range objects.Items {
-		if current[objects.Items[i].UID], _, err = pool.Revision(&objects.Items[i]); err != nil {
+		o := &objects.Items[i]
+		if !slices.ContainsFunc(t.Tags, func(tag templates.Tag) bool { return tag.UID == o.UID }) {
+			continue
+		}
+		if current[o.UID], _, err = pool.Revision(o); err != nil {
 			return err
 		}
 	}

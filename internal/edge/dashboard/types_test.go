@@ -16,7 +16,7 @@ const typescript = "typescript@5.9.3"
 func TestTypes(t *testing.T) {
 	compiler := filepath.Join(npm.Package(t, typescript), "node_modules", "typescript", "bin", "tsc")
 	dir := t.TempDir()
-	for pattern, into := range map[string]string{"web/*.js": "", "types/*.*": "", "types/vendor/*": "vendor"} {
+	for pattern, into := range map[string]string{"web/*.js": "", "types/*.ts": "", "types/tsconfig.json": "", "types/vendor/*": "vendor"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %v, %d files", pattern, err, len(files))

@@ -224,7 +224,7 @@ func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
 		}
 	}
 	w.known.leaveQueue()
-	w.known.since, w.known.waits = time.Time{}, time.Time{}
+	w.known.since, w.known.waits, w.known.blocked = time.Time{}, time.Time{}, time.Time{}
 	if changed, err := r.write(ctx, w, waiting(w.claim, no.reason, no.message)); err != nil || !changed {
 		return err
 	}

@@ -54,9 +54,8 @@ func Of(o *agents.Sandbox, since time.Time, shown []Moment) []Moment {
 	if !cold && !claimed.IsZero() {
 		all = append(all, Moment{At: claimed, What: "Claimed", Detail: claimText(o, claimed), Source: FromObject})
 	}
-	did := operations(o)
-	all = append(all, did...)
-	all = append(all, conditions(o, since, did)...)
+	all = append(all, operations(o)...)
+	all = append(all, conditions(o, since)...)
 	slices.SortStableFunc(all, func(a, b Moment) int { return a.At.Compare(b.At) })
 	if precise.IsZero() { // the object's second is never later than what followed it
 		for i := range all {
@@ -103,25 +102,29 @@ func quotaText(w pool.Waits) string {
 
 // operations are what the node did, with its steps.
 func operations(o *agents.Sandbox) (all []Moment) {
-	if o.Status.Barchan == nil {
-		return nil
-	}
-	for _, op := range o.Status.Barchan.Operations {
+	for _, op := range did(o) {
 		all = append(all, Moment{At: op.StartedAt.UTC(), What: "Node: " + strings.ToLower(string(op.Operation)), Source: FromNode, Took: op.Milliseconds, Steps: op.Steps})
 	}
 	return all
 }
 
+func did(o *agents.Sandbox) []agents.OperationStatus {
+	if o.Status.Barchan == nil {
+		return nil
+	}
+	return o.Status.Barchan.Operations
+}
+
 // conditions are changes that came before the watch. Of one in the second in which an operation ended, that is the time.
-func conditions(o *agents.Sandbox, since time.Time, operations []Moment) (all []Moment) {
+func conditions(o *agents.Sandbox, since time.Time) (all []Moment) {
 	for i := range o.Status.Conditions {
 		c := &o.Status.Conditions[i]
 		if c.Type == agents.ConditionPodScheduled || c.Status != metav1.ConditionTrue || c.LastTransitionTime.After(since) {
 			continue
 		}
 		at := c.LastTransitionTime.UTC()
-		for _, op := range operations {
-			if end := op.At.Add(time.Duration(op.Took) * time.Millisecond); end.Truncate(time.Second).Equal(at.Truncate(time.Second)) {
+		for _, op := range did(o) {
+			if end := endOf(&op); end.Truncate(time.Second).Equal(at.Truncate(time.Second)) {
 				at = end
 			}
 		}
