@@ -124,13 +124,22 @@ prepared() {
 	go mod edit -replace "$path=./source"
 }
 
-only_one tools
-for name in "$@"; do
-	recipe "$name"
+# fresh NAME says whether a program is in the cache as it would be built.
+fresh() {
+	recipe "$1"
 	want=$(stamp)
-	if [[ -x $BIN_DIR/$name && $(cat "$BIN_DIR/.$name.stamp" 2>/dev/null) == "$want" ]]; then
-		continue
-	fi
+	[[ -x $BIN_DIR/$1 && $(cat "$BIN_DIR/.$1.stamp" 2>/dev/null) == "$want" ]]
+}
+
+missing=()
+for name in "$@"; do
+	fresh "$name" || missing+=("$name")
+done
+((${#missing[@]})) || exit 0 # without waiting for those who build others
+
+only_one tools
+for name in "${missing[@]}"; do
+	! fresh "$name" || continue # built by another meanwhile
 	rm -f "$BIN_DIR/.$name.stamp"
 	step "build $name" build "$name"
 	echo "$want" >"$BIN_DIR/.$name.stamp"
