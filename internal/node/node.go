@@ -322,7 +322,7 @@ func (n *Node) open() error {
 		Containerd: n.cfg.Containerd, Images: n.images, Network: n.network, Subnet6: n.cfg.Network.Subnet6,
 		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints, Volumes: n.Volumes, Disks: n.disks,
 		AgentToken: n.cfg.AgentToken, Objects: n.cfg.Objects, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
-		Holder: n.inventory.Holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,
+		Holder: n.inventory.Holder, CheckSpace: n.cfg.CheckSpace,
 		AfterStep: n.cfg.AfterStep, BeforeUndo: n.cfg.BeforeUndo, ObserveStep: n.cfg.ObserveStep, Log: n.log,
 	})
 	n.supervisor = supervise.New(supervise.Config{

@@ -254,12 +254,6 @@ type RestoreOptions struct {
 	Background bool
 	// Direct reads pages around the page cache: for an image that is read once.
 	Direct bool
-	// Later, unless nil, paces Background reads so that they leave processors to the sandbox, which
-	// then answers before an image of 512 MiB or more is complete. Without it, and on Linux before
-	// 6.14, reads use all processors. Restore calls it at most once, with a function that the
-	// caller must soon run after Restore has returned, since pages wait for it. The end of that
-	// function's context makes the rest unpaced.
-	Later func(func(context.Context))
 }
 
 func (o RestoreOptions) args() (args []string) {
@@ -310,13 +304,10 @@ func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console
 		return 0, fmt.Errorf("%s: %w", action, err)
 	}
 	pidFile := filepath.Join(bundle, "pid")
-	err = restorePaced(ctx, filepath.Join(bundle, "image"), image, o, func(image string) (err error) {
-		cgroups.WithQuickMoves(func() {
-			_, err = r.cli(bundle).Restore(ctx, id, bundle, &runc.RestoreOpts{
-				CheckpointOpts: runc.CheckpointOpts{ImagePath: image}, IO: console, PidFile: pidFile, Detach: true, ExtraArgs: o.args(),
-			})
+	cgroups.WithQuickMoves(func() {
+		_, err = r.cli(bundle).Restore(ctx, id, bundle, &runc.RestoreOpts{
+			CheckpointOpts: runc.CheckpointOpts{ImagePath: image}, IO: console, PidFile: pidFile, Detach: true, ExtraArgs: o.args(),
 		})
-		return err
 	})
 	if err != nil {
 		err = cause(bundle, console.Text(), err)

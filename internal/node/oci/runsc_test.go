@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -97,5 +98,26 @@ func TestNoTracePoints(t *testing.T) {
 	must(t, err)
 	if !strings.Contains(string(text), "reached midpoint RNG initialized") || strings.Contains(string(text), "reached midpoint seccheck initialized") {
 		t.Error("the log of a start tells no steps, or of trace points")
+	}
+}
+
+// A restored sandbox has no more threads than one that was started, with a few to read pages: they leave processors to it.
+func TestFewPageReaders(t *testing.T) {
+	first := newTestHost(t).newSandbox(t).run(t)
+	threads := func(b *testSandbox) (n int) {
+		pids, err := cgroups.Processes(b.spec.CgroupsPath)
+		must(t, err)
+		for _, pid := range pids {
+			all, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+			must(t, err)
+			n += len(all)
+		}
+		return n
+	}
+	before := threads(first)
+	next := first.copyOf(t).restore(t, first.checkpoint(t, CheckpointOptions{LeaveRunning: true}), RestoreOptions{Background: true})
+	next.query(t, "add")
+	if got, limit := threads(next), before+8+runtime.NumCPU(); got > limit {
+		t.Errorf("%d threads after a restore, %d after a start, want at most %d: is runsc the one that `make runtimes` builds?", got, before, limit)
 	}
 }

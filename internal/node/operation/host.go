@@ -62,8 +62,6 @@ type HostConfig struct {
 	Holder func(ctx context.Context, addr netip.Addr, own sandbox.ID) (string, error)
 	// CheckSpace returns why as many more bytes may not be written below a directory.
 	CheckSpace func(dir string, bytes int64) error
-	// Later runs a function in the background, until the node stops.
-	Later func(func(context.Context))
 	// AfterStep is called after each step, and BeforeUndo before each undo; an error fails it.
 	AfterStep, BeforeUndo func(step string) error
 	// ObserveStep receives the duration of each step, by class.

@@ -187,7 +187,7 @@ func (w *Operation) restoreContainers(ctx context.Context, runtime *oci.Runtime,
 	if w.console, err = oci.NewConsole(); err != nil {
 		return errs.Retryable(err)
 	}
-	pid, err := runtime.Restore(ctx, w.ID(), w.host.Dir(w.ID()), image, w.console, oci.RestoreOptions{Background: true, Later: w.host.cfg.Later})
+	pid, err := runtime.Restore(ctx, w.ID(), w.host.Dir(w.ID()), image, w.console, oci.RestoreOptions{Background: true})
 	if err != nil {
 		return err
 	}
