@@ -327,6 +327,42 @@ def clones(flag):
     return attempt
 
 
+def clones_by_clone3():
+    """Makes a process in mount, PID and network namespaces by clone3, whose flags a seccomp filter cannot read."""
+    flags = 0x20000 | 0x20000000 | 0x40000000
+    pid = syscall(435, ctypes.create_string_buffer(struct.pack("=8Q", flags, 0, 0, 0, 17, 0, 0, 0)), 64)
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return "clone3 returned %d" % pid
+
+
+def user_namespace():
+    """Becomes root with all capabilities in namespaces of its own, and looks for the host there: devices, and directories."""
+    pid = syscall(56, 0x10000000 | 0x20000 | 17, 0, 0, 0, 0)
+    if pid == 0:
+        try:
+            for name, text in {"setgroups": "deny", "uid_map": "0 0 1", "gid_map": "0 0 1"}.items():
+                with open("/proc/self/" + name, "w") as f:
+                    f.write(text)
+            for attempt in (host_devices, makes_device(stat.S_IFCHR, 1, 1), writes("/proc/sys/kernel/core_pattern", b"|/tmp/x")):
+                try:
+                    attempt()
+                    os._exit(2)
+                except (OSError, Denied):
+                    pass
+            libc.umount2(b"/proc", 2)
+            for _ in range(8):
+                libc.umount2(b"/", 2)
+            os._exit(2 if os.path.isdir(os.path.dirname(marker)) else 1)
+        except OSError as e:
+            os._exit(10 + min(e.errno, 200))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 2:
+        return "something of the host is there"
+    raise Denied("nothing of the host is there") if code == 1 else OSError(code - 10, "")
+
+
 def nftables():
     """Adds a table to the packet filter (the way to CVE-2024-1086)."""
     s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)
@@ -381,12 +417,15 @@ ATTEMPTS = {
     "a PID namespace by clone": clones(0x20000000),
     "a network namespace by clone": clones(0x40000000),
     "a cgroup namespace by clone": clones(0x2000000),
+    "namespaces by clone3": clones_by_clone3,
+    "a user namespace": user_namespace,
     "the directory above the root": leaves_root,
     "links to the host": links_of_host,
     "write through a pipe (CVE-2022-0847)": dirty_pipe,
     "a descriptor of the agent": takes_descriptor,
     "nftables (CVE-2024-1086)": nftables,
     "add_key": calls(248, ctypes.c_char_p(b"user"), ctypes.c_char_p(b"x"), ctypes.c_char_p(b"y"), 1, -3),
+    "keyctl": calls(250, 11, -4, ctypes.create_string_buffer(64), 64, 0),
     "bpf": calls(321, 0, ctypes.create_string_buffer(128), 128),
     "io_uring": io_uring,
     "userfaultfd": calls(323, 0),
