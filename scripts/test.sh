@@ -18,7 +18,7 @@
 source "$(dirname "$0")/lib.sh"
 # What the shell has set for another server, as `eval "$(barchan env)"` does, is not for those of the tests.
 for variable in "${!BARCHAN_@}" "${!E2B_@}" KUBECONFIG; do
-	[[ $variable == BARCHAN_CACHE ]] || unset "$variable"
+	[[ $variable == BARCHAN_CACHE || $variable == BARCHAN_SCREENSHOTS ]] || unset "$variable"
 done
 scripts/tool.sh gotestsum pebble s3-server nfs-server
 export TEST_PART=fast
