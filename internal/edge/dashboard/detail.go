@@ -113,21 +113,13 @@ func (h *hub) moments(o *agents.Sandbox) (all []timeline.Moment) {
 }
 
 // eventsOf are the Events of an object. The timeline does without them where they cannot be read.
-func (s *Server) eventsOf(ctx context.Context, o *agents.Sandbox) (all []timeline.Moment) {
+func (s *Server) eventsOf(ctx context.Context, o *agents.Sandbox) []timeline.Moment {
 	var list corev1.EventList
 	if err := s.cfg.Live.List(ctx, &list, client.InNamespace(o.Namespace), client.MatchingFields{"involvedObject.uid": string(o.UID)}, client.Limit(maxEvents)); err != nil {
 		s.Log.DebugContext(ctx, "events not read", "error", err)
 		return nil
 	}
-	for i := range list.Items {
-		e := &list.Items[i]
-		at := e.EventTime.Time
-		if at.IsZero() {
-			at = e.CreationTimestamp.Time
-		}
-		all = append(all, timeline.Moment{At: at.UTC(), What: e.Reason, Detail: e.Message, Source: timeline.FromEvents, Bad: e.Type == corev1.EventTypeWarning})
-	}
-	return all
+	return timeline.Events(list.Items)
 }
 
 // portURL is where a browser reaches a port: a host of its own, or a path where there are no such hosts.
