@@ -245,7 +245,7 @@ func (b *browser) readBuild(key string) {
 	}
 	b.data("build", "--api-key", key, "-t", "seen", dir)
 	b.click(`//td//a[contains(.,"seen")]`)
-	b.until(`document.querySelector("dialog .log")?.innerText.includes("built 42")`)
+	b.until(`/built 42/.test(document.querySelector("dialog .log")?.innerText)`)
 	b.looks("build")
 	b.do("close", chromedp.KeyEvent("\x1b"))
 	if status, body := b.call(key, http.MethodDelete, "/templates/seen", nil); status != http.StatusNoContent {
@@ -258,7 +258,7 @@ func (b *browser) useSnapshot(key string) {
 	b.click(`//header//a[.="Snapshots"]`)
 	b.click(`//li//button[.="Start one"]`)
 	b.until(`location.pathname.startsWith("/ui/sandboxes/")`)
-	b.until(`document.querySelector(".facts-list")?.innerText.includes("snapshot ")`)
+	b.until(`/snapshot /.test(document.querySelector(".facts-list")?.innerText)`)
 	if status, body := b.call(key, http.MethodDelete, strings.TrimPrefix(b.value("location.pathname"), "/ui"), nil); status != http.StatusNoContent {
 		b.t.Fatalf("delete = %d %s", status, body)
 	}
@@ -275,7 +275,7 @@ func (b *browser) makeKey() string {
 	b.do("name", chromedp.SendKeys(chromedp.CSS(`#key-name`), "lesser"))
 	b.looks("key")
 	b.click(`//dialog` + button("Create"))
-	b.until(`document.querySelector("dialog code")?.textContent.startsWith("e2b_")`)
+	b.until(`/^e2b_/.test(document.querySelector("dialog code")?.textContent)`)
 	key := b.value(`document.querySelector("dialog code").textContent`)
 	b.click(button("Done"))
 	b.until(`[...document.querySelectorAll(".keys tbody tr")].some((r) => [0, 1, 4, 5].map((i) => r.cells[i].innerText).join() === "lesser,use,never,never")`)
