@@ -6,7 +6,7 @@
 # Without --all it leaves out most of the crash matrix, the soak, partitions, kube-apiserver,
 # and the race detector, which multiplies the time. With --kube it runs the tests that need a
 # Kubernetes, and these alone. Of those --all has a part, from the installation in a cluster with a kubelet to its
-# purge, unless PKG or RUN is set.
+# purge, and the tutorial of clusters, unless PKG or RUN is set.
 # PKG names packages (default ./...), RUN is a pattern of tests.
 #
 # With none of these, tests of real sandboxes begin until TEST_UNTIL (seconds since 1970; default: eight minutes from now, but
@@ -18,7 +18,7 @@
 source "$(dirname "$0")/lib.sh"
 # What the shell has set for another server, as `eval "$(barchan env)"` does, is not for those of the tests.
 for variable in "${!BARCHAN_@}" "${!E2B_@}" KUBECONFIG; do
-	[[ $variable == BARCHAN_CACHE ]] || unset "$variable"
+	[[ $variable == BARCHAN_CACHE || $variable == BARCHAN_SCREENSHOTS ]] || unset "$variable"
 done
 scripts/tool.sh gotestsum pebble s3-server nfs-server
 export TEST_PART=fast
@@ -79,7 +79,7 @@ compile_race() {
 run_cluster() {
 	scripts/tool.sh "${kubernetes[@]}" || return
 	TEST_PART=kube run cluster ./test/kube/cluster -p=1 \
-		-run='^TestSandboxes$/^(doctor|pool and claim|peers|tokens of the cluster|purge)$' "$@"
+		-run='^(TestSandboxes|TestTutorial)$/^(doctor|pool and claim|peers|tokens of the cluster|purge)$' "$@"
 }
 
 status=0 shuffle=on

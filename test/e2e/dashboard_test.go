@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -11,154 +10,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/chromedp/cdproto/cdp"
-	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/network"
-	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
-
-	browsers "github.com/barchan-dev/barchan/internal/testkit/browser"
-	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
-
-// browser is a headless Chromium at a server's dashboard.
-type browser struct {
-	*server
-	ctx context.Context //nolint:containedctx // chromedp keeps its browser there
-	dir string          // for screenshots; empty: none are made
-}
-
-// newBrowser starts one that reaches this machine alone.
-func newBrowser(t *testing.T, s *server) *browser {
-	t.Helper()
-	ctx := browsers.Start(t, chromedp.WindowSize(1360, 860))
-	b := &browser{server: s, ctx: ctx, dir: os.Getenv("BARCHAN_SCREENSHOTS")}
-	faults := chromedp.Events(ctx, runtime.ExceptionThrown)
-	var reader sync.WaitGroup
-	reader.Go(func() {
-		for e, err := range faults {
-			if err != nil {
-				return
-			}
-			t.Errorf("a script of the page failed: %+v", e.ExceptionDetails)
-		}
-	})
-	t.Cleanup(reader.Wait)
-	return b
-}
-
-// do runs actions, which must succeed in time.
-func (b *browser) do(what string, actions ...chromedp.Action[chromedp.Void]) {
-	b.t.Helper()
-	ctx := b.ctx
-	if chromedp.FromContext(ctx).Browser != nil {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, eventually.Patience)
-		defer cancel()
-	}
-	if err := chromedp.Do(ctx, actions...); err != nil {
-		b.fail(what, err)
-	}
-}
-
-func (b *browser) fail(what string, err error) {
-	b.t.Helper()
-	page, _ := chromedp.Run(b.ctx, chromedp.Evaluate[string](`location.href + "\n" + document.body.innerText`))
-	b.t.Fatalf("%s: %v\n%s\n%s", what, err, page, b.tail())
-}
-
-// evaluate returns the value of an expression of JavaScript, which may await something.
-func evaluate[T any](b *browser, expression string) T {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, eventually.Patience)
-	defer cancel()
-	v, err := chromedp.Run(ctx, chromedp.Evaluate[T]("(async () => ("+expression+"))()", chromedp.EvalAwaitPromise))
-	if err != nil {
-		b.fail(expression, err)
-	}
-	return v
-}
-
-// click clicks on what an XPath finds, when it is seen.
-func (b *browser) click(xpath string) {
-	b.t.Helper()
-	b.do("click "+xpath, chromedp.Click(xpath, chromedp.NodeVisible))
-}
-
-func button(text string) string {
-	return fmt.Sprintf(`//button[normalize-space()=%q and not(@disabled)]`, text)
-}
-func tab(text string) string { return fmt.Sprintf(`//nav[@class="tabs"]/a[.=%q]`, text) }
-
-// until waits until an expression of JavaScript is true.
-func (b *browser) until(expression string) {
-	b.t.Helper()
-	for end := time.Now().Add(eventually.Patience); !evaluate[bool](b, expression); {
-		if time.Now().After(end) {
-			b.fail("wait for "+expression, context.DeadlineExceeded)
-		}
-		evaluate[bool](b, `new Promise((done) => setTimeout(() => done(true), 25))`)
-	}
-}
-
-func (b *browser) shows(text string) {
-	b.t.Helper()
-	quoted, _ := json.Marshal(text)
-	b.until(fmt.Sprintf(`document.body.innerText.includes(%s)`, quoted))
-}
-
-func (b *browser) value(expression string) string {
-	b.t.Helper()
-	return evaluate[string](b, "String("+expression+")")
-}
-
-func (b *browser) open(path string) {
-	b.t.Helper()
-	b.do("open "+path, chromedp.Navigate("http://"+b.http+"/ui/"+path))
-}
-
-// looks has axe check the page as it is, wide and light, dark, and on a phone, and keeps a picture of each.
-func (b *browser) looks(name string) {
-	b.t.Helper()
-	for _, v := range []struct {
-		suffix, scheme string
-		width, height  int64
-	}{{"", "light", 1360, 860}, {"-dark", "dark", 1360, 860}, {"-phone", "light", 390, 800}} {
-		b.do("look at "+name, chromedp.EmulateViewport(v.width, v.height), browsers.Scheme(v.scheme))
-		evaluate[bool](b, `new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(true), 200)))`)
-		if got := evaluate[int64](b, "document.documentElement.scrollWidth"); got > v.width {
-			b.t.Errorf("%s%s is %d pixels wide, on a screen of %d", name, v.suffix, got, v.width)
-		}
-		violations, err := browsers.Violations(b.ctx)
-		if err != nil {
-			b.fail("axe", err)
-		}
-		for _, violation := range violations {
-			b.t.Errorf("%s%s: axe: %s", name, v.suffix, violation)
-		}
-		if b.dir == "" {
-			continue
-		}
-		picture, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
-		if err == nil {
-			err = os.WriteFile(filepath.Join(b.dir, name+v.suffix+".png"), picture, 0o600)
-		}
-		if err != nil {
-			b.t.Error(err)
-		}
-	}
-	b.do("size", chromedp.EmulateViewport(1360, 860), browsers.Scheme("light"))
-}
-
-// insert types text as an input method does: DevTools sends a key's letter twice, which a terminal shows.
-func insert(text string) chromedp.Action[chromedp.Void] {
-	return func(ctx context.Context, t *chromedp.Target) (chromedp.Void, error) {
-		_, err := cdp.Call(ctx, t, input.InsertText, input.InsertTextParams{Text: text})
-		return chromedp.Void{}, err
-	}
-}
 
 // testDashboard drives each page of the dashboard in a browser.
 func testDashboard(t *testing.T, s *server) {
@@ -170,11 +25,17 @@ func testDashboard(t *testing.T, s *server) {
 	b.useTerminal()
 	b.useFiles()
 	b.readRest(key, id)
+	b.openPrivatePort(key)
+	b.open("sandboxes/" + id)
 	b.changeState()
 	b.otherPages()
+	b.readBuild(key)
+	b.useSnapshot(key)
 	b.watchPool(key)
+	lesser := b.makeKey()
 	b.endSandbox(id)
 	b.signOut()
+	b.useKey(lesser, key)
 	b.readAudit(id)
 }
 
@@ -236,6 +97,7 @@ func (b *browser) createSandbox() string {
 	b.shows("Started") // an Event
 	b.until(`["start gVisor", "agent answers"].every((name) => [...document.querySelectorAll(".steps tr")].some((r) => r.textContent.includes(name) && / m?s$/.test(r.textContent.trim())))`)
 	b.until(`document.querySelectorAll(".plot canvas").length === 3`)
+	b.until(`/barchan.local\/base[^]*CPU hours/.test(document.querySelector(".facts-list").innerText)`)
 	b.looks("sandbox")
 	return strings.TrimPrefix(b.value("location.pathname"), "/ui/sandboxes/")
 }
@@ -313,9 +175,36 @@ func (b *browser) readRest(key, id string) {
 	}
 }
 
+// openPrivatePort follows the link of a port whose traffic is not public.
+func (b *browser) openPrivatePort(key string) {
+	status, body := b.call(key, http.MethodPost, "/sandboxes", map[string]any{"templateID": "base", "network": map[string]any{"allowPublicTraffic": false}})
+	var made struct{ SandboxID string }
+	if err := json.Unmarshal([]byte(body), &made); status != http.StatusCreated || err != nil {
+		b.t.Fatalf("create = %d %s, %v", status, body, err)
+	}
+	b.data("exec", "--api-key", key, made.SandboxID, "--", "sh", "-c", "setsid python3 -m http.server 8080 >/dev/null 2>&1 & sleep 1")
+	b.open("sandboxes/" + made.SandboxID + "/ports")
+	b.shows("The sandbox is private")
+	b.until(`document.querySelector(".url a") !== null`)
+	led := b.ask(b.cookie(), b.value(`new URL(document.querySelector(".url a").href).pathname`), "same-origin")
+	to, err := led.Location()
+	if led.StatusCode != http.StatusSeeOther || err != nil {
+		b.t.Fatalf("the link = %s, %v", led.Status, err)
+	}
+	for query, want := range map[string]int{to.RawQuery: http.StatusOK, "": http.StatusForbidden} {
+		req, _ := http.NewRequestWithContext(b.t.Context(), http.MethodGet, "http://"+b.http+"/?"+query, nil)
+		req.Host = to.Host
+		if res := b.send(req); res.StatusCode != want {
+			b.t.Errorf("%s with the query %q = %s, want %d", to.Host, query, res.Status, want)
+		}
+	}
+	if status, body := b.call(key, http.MethodDelete, "/sandboxes/"+made.SandboxID, nil); status != http.StatusNoContent {
+		b.t.Fatalf("delete = %d %s", status, body)
+	}
+}
+
 // changeState uses the buttons.
 func (b *browser) changeState() {
-	b.click(tab("Overview"))
 	b.click(button("Pause"))
 	b.shows("Paused, in memory")
 	b.click(button("Resume"))
@@ -346,6 +235,72 @@ func (b *browser) otherPages() {
 	b.shows("This one has no log")
 	b.looks("template")
 	b.do("close", chromedp.KeyEvent("\x1b"))
+}
+
+// readBuild shows the log of a build.
+func (b *browser) readBuild(key string) {
+	dir := b.t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM "+baseImage+"\nRUN echo built $((6*7))\n"), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	b.data("build", "--api-key", key, "-t", "seen", dir)
+	b.click(`//td//a[contains(.,"seen")]`)
+	b.until(`/built 42/.test(document.querySelector("dialog .log")?.innerText)`)
+	b.looks("build")
+	b.do("close", chromedp.KeyEvent("\x1b"))
+	if status, body := b.call(key, http.MethodDelete, "/templates/seen", nil); status != http.StatusNoContent {
+		b.t.Errorf("delete the template = %d %s", status, body)
+	}
+}
+
+// useSnapshot starts a sandbox from the snapshot, and deletes it.
+func (b *browser) useSnapshot(key string) {
+	b.click(`//header//a[.="Snapshots"]`)
+	b.click(`//li//button[.="Start one"]`)
+	b.until(`location.pathname.startsWith("/ui/sandboxes/")`)
+	b.until(`/snapshot /.test(document.querySelector(".facts-list")?.innerText)`)
+	if status, body := b.call(key, http.MethodDelete, strings.TrimPrefix(b.value("location.pathname"), "/ui"), nil); status != http.StatusNoContent {
+		b.t.Fatalf("delete = %d %s", status, body)
+	}
+	b.click(`//header//a[.="Snapshots"]`)
+	b.click(`//li//button[.="Delete"]`)
+	b.click(`//dialog` + button("Delete"))
+	b.until(`![...document.querySelectorAll(".tree button")].length`)
+}
+
+// makeKey makes a key that may use sandboxes alone.
+func (b *browser) makeKey() string {
+	b.click(`//header//a[.="Server"]`)
+	b.click(button("New key"))
+	b.do("name", chromedp.SendKeys(chromedp.CSS(`#key-name`), "lesser"))
+	b.looks("key")
+	b.click(`//dialog` + button("Create"))
+	b.until(`/^e2b_/.test(document.querySelector("dialog code")?.textContent)`)
+	key := b.value(`document.querySelector("dialog code").textContent`)
+	b.click(button("Done"))
+	b.until(`[...document.querySelectorAll(".keys tbody tr")].some((r) => [0, 1, 4, 5].map((i) => r.cells[i].innerText).join() === "lesser,use,never,never")`)
+	evaluate[bool](b, `(document.querySelector(".keys").scrollIntoView(), true)`)
+	b.looks("keys")
+	return key
+}
+
+// useKey signs in by a key of scope use, which sees no keys. Its end is the session's.
+func (b *browser) useKey(lesser, key string) {
+	b.do("key", chromedp.SendKeys(chromedp.CSS(`#key`), lesser+"\r"))
+	b.click(`//header//a[.="Server"]`)
+	b.shows("it may not see or make keys")
+	if b.value(`[...document.querySelectorAll("button")].some((x) => x.innerText === "New key")`) != "false" {
+		b.t.Error("a key of scope use is offered to make keys")
+	}
+	var keys []struct{ ID, Name string }
+	if _, body := b.call(key, http.MethodGet, "/api-keys", nil); json.Unmarshal([]byte(body), &keys) != nil {
+		b.t.Fatal(body)
+	}
+	i := slices.IndexFunc(keys, func(k struct{ ID, Name string }) bool { return k.Name == "lesser" })
+	if status, body := b.call(key, http.MethodDelete, "/api-keys/"+keys[i].ID, nil); status != http.StatusNoContent {
+		b.t.Fatalf("revoke = %d %s", status, body)
+	}
+	b.shows("The session has ended")
 }
 
 // watchPool sees why claims of a pool waited: three at once for one member.
@@ -386,41 +341,25 @@ func (b *browser) watchPool(key string) {
 func (b *browser) endSandbox(id string) {
 	b.do("g s", chromedp.KeyEvent("g"), chromedp.KeyEvent("s"))
 	b.until(`document.querySelectorAll(".tall .row").length === 2`)
-	for left := 1; left >= 0; left-- {
-		b.do("mark", chromedp.Focus(chromedp.CSS(`.scroll`)), chromedp.KeyEvent("j"), chromedp.KeyEvent(" "))
-		b.click(button("Kill"))
-		b.looks("kill")
-		b.click(`//dialog` + button("Kill"))
-		b.until(fmt.Sprintf(`document.querySelectorAll(".tall .row").length === %d`, left))
-	}
+	b.do("mark", chromedp.Focus(chromedp.CSS(`.scroll`)), chromedp.KeyEvent("j"), chromedp.KeyEvent(" "), chromedp.KeyEvent("j"), chromedp.KeyEvent(" "))
+	b.shows("2 marked")
+	b.click(button("Kill"))
+	b.looks("kill")
+	b.click(`//dialog` + button("Kill"))
+	b.until(`document.querySelectorAll(".tall .row").length === 0`)
 	b.open("sandboxes/" + id)
 	b.shows("does not exist any more")
+	b.until(`/Created[^]*Paused[^]*Resumed[^]*Ended\s+ran [0-9.]+ m?s with 2 CPU/.test(document.querySelector(".events")?.innerText)`)
+	b.looks("ended")
 }
 
 // signOut ends the session, not only the page's; and a revoked key ends those of others.
 func (b *browser) signOut() {
-	found, err := chromedp.Run(b.ctx, func(ctx context.Context, t *chromedp.Target) (network.GetCookiesResult, error) {
-		return cdp.Call(ctx, t, network.GetCookies, network.GetCookiesParams{URLs: []string{"http://" + b.http + "/ui/"}})
-	})
-	if err != nil {
-		b.t.Fatal(err)
+	c := b.cookie()
+	if !c.HTTPOnly || c.SameSite != network.CookieSameSiteStrict || c.Path != "/ui" {
+		b.t.Fatalf("cookie = %+v", c)
 	}
-	cookies := found.Cookies
-	if len(cookies) != 1 || !cookies[0].HTTPOnly || cookies[0].SameSite != network.CookieSameSiteStrict || cookies[0].Path != "/ui" {
-		b.t.Fatalf("cookies = %+v", cookies)
-	}
-	ask := func(site string) int {
-		req, _ := http.NewRequestWithContext(b.t.Context(), http.MethodGet, "http://"+b.http+"/ui/api/session", nil)
-		req.Header.Set("Cookie", cookies[0].Name+"="+cookies[0].Value)
-		req.Header.Set("X-Barchan-UI", "1")
-		req.Header.Set("Sec-Fetch-Site", site)
-		res, err := http.DefaultClient.Do(req)
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		_ = res.Body.Close()
-		return res.StatusCode
-	}
+	ask := func(site string) int { return b.ask(c, "/ui/api/session", site).StatusCode }
 	if own, sandbox := ask("same-origin"), ask("same-site"); own != http.StatusOK || sandbox != http.StatusForbidden {
 		b.t.Errorf("a request of the page = %d, want 200; of a sandbox's page = %d, want 403", own, sandbox)
 	}

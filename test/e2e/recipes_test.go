@@ -20,6 +20,11 @@ func testRecipes(t *testing.T, s *server) {
 	for _, page := range []string{"recipes", "tutorial-program", "tutorial-evaluation", "tutorial-forks"} {
 		t.Run(page, func(t *testing.T) { s.in(t).follow(t, page) })
 	}
+	// What comes before and after needs Kubernetes; test/kube/cluster runs all of it.
+	t.Run("tutorial-cluster", func(t *testing.T) {
+		s.in(t).follow(t, "tutorial-cluster", "Warm sandboxes", "A claim by kubectl")
+		s.mustKubectl("", "delete", "sandboxwarmpool", "warm")
+	})
 }
 
 // TestBrowserAgent runs the tutorial whose template has a browser, from Debian's packages.
@@ -62,12 +67,12 @@ func mirrors(t *testing.T) string {
 }
 
 // follow does what a page of docs says, as a user of the server.
-func (s *server) follow(t *testing.T, page string) {
+func (s *server) follow(t *testing.T, page string, sections ...string) {
 	t.Helper()
-	env := append(s.clientEnv(), "PATH="+filepath.Dir(programs.barchan)+":"+os.Getenv("PATH"), "BARCHAN_API_URL=http://"+s.http, "BARCHAN_API_KEY="+s.localKey())
+	env := append(s.clientEnv(), "PATH="+filepath.Dir(programs.barchan)+":"+filepath.Dir(kubectl(t))+":"+os.Getenv("PATH"), "BARCHAN_API_URL=http://"+s.http, "BARCHAN_API_KEY="+s.localKey())
 	tutorial.Follow(t, "../../docs/"+page+".md", "sdk/node_modules", func(ctx context.Context, name string, args ...string) *exec.Cmd {
 		cmd := exec.CommandContext(ctx, name, args...)
 		cmd.Env = env
 		return cmd
-	})
+	}, sections...)
 }

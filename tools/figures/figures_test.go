@@ -99,8 +99,14 @@ func TestPictures(t *testing.T) {
 			t.Errorf("%s lacks schemes or title, or names a font: %.800s", name, content)
 		}
 		for element := range bytes.SplitSeq(body, []byte("<")) {
-			if bytes.HasPrefix(element, []byte("text")) && !bytes.Contains(element, []byte("fill:var(--ink)")) {
+			if !bytes.HasPrefix(element, []byte("text")) {
+				continue
+			}
+			if !bytes.Contains(element, []byte("fill:var(--ink)")) {
 				t.Errorf("%s has text that is black in both schemes: %s", name, element)
+			}
+			if !bytes.Contains(element, []byte("textLength=")) {
+				t.Errorf("%s has text that another font makes longer than its room: %s", name, element)
 			}
 		}
 	}

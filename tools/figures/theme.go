@@ -44,6 +44,8 @@ var (
 	schemed = strings.NewReplacer("#231D17", "var(--ink)", "#E3DDD4", "var(--faint)", "#FFFFFF", "var(--paper)")
 	// face is what vg writes with each text; the style sheet says it once.
 	face = regexp.MustCompile(`font-family:[^;]*;font-variant:[^;]*;font-weight:[^;]*;font-style:[^;]*;`)
+	// written is a text as vg writes it.
+	written = regexp.MustCompile(`<text ([^>]*)>([^<]*)</text>`)
 )
 
 // size is that of all letters, in points, of which four are three pixels.
@@ -77,6 +79,16 @@ func newChart(file, title string, width, height vg.Length) *chart {
 // letters is the style of all text.
 func letters() text.Style {
 	return text.Style{Color: ink, Font: font.From(font.Font{Typeface: "Liberation", Variant: "Sans"}, size), Handler: plot.DefaultTextHandler}
+}
+
+// fitted gives each text the length that the picture has room for: a reader's font may be wider than the one measured.
+func fitted(body string) string {
+	return written.ReplaceAllStringFunc(body, func(element string) string {
+		parts := written.FindStringSubmatch(element)
+		style := letters()
+		length := style.Width(html.UnescapeString(parts[2]))
+		return fmt.Sprintf(`<text textLength="%.4g" lengthAdjust="spacingAndGlyphs" %s>%s</text>`, length.Points(), parts[1], parts[2])
+	})
 }
 
 // texts stand right of points.
@@ -116,6 +128,6 @@ func (c *chart) svg() ([]byte, error) {
 	}
 	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" width="%gpt" height="%gpt" viewBox="0 0 %[1]g %[2]g" role="img"><title>%s</title><style>%s</style>`+
 		`<rect width="100%%" height="100%%" rx="4" style="fill:var(--paper)"/>`, c.width.Points(), c.height.Points(), html.EscapeString(c.title), schemes)
-	out.WriteString(schemed.Replace(face.ReplaceAllString(body, "")))
+	out.WriteString(schemed.Replace(face.ReplaceAllString(fitted(body), "")))
 	return out.Bytes(), nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,7 +46,33 @@ func TestInBrowser(t *testing.T) {
 		}
 		cancel()
 	}
+	answers(ctx, t, srv.URL+"/docs/")
 	accessible(ctx, t, srv.URL+"/docs/")
+}
+
+// answers asks what people who are new ask: the section that answers is among the first three.
+func answers(ctx context.Context, t *testing.T, root string) {
+	for question, want := range map[string]string{
+		"install":                   "index.html#install",
+		"how do I pause a sandbox":  "concepts.html#how-a-pause-and-a-wake-work",
+		"backup restore":            "upgrade.html#going-back",
+		"internet access":           "egress.html#a-sandboxs-own-policy",
+		"GPU":                       "comparison.html#what-barchan-lacks",
+		"private registry password": "images.html#registries-that-require-a-user",
+		"why is create slow":        "pools.html#why-a-claim-was-slow",
+		"persist files":             "volumes.html",
+		"dockerfile":                "templates.html#build-from-a-dockerfile",
+		"api key":                   "tenancy.html#scopes-of-keys",
+		"upgrade":                   "upgrade.html",
+	} {
+		limited, cancel := context.WithTimeout(ctx, eventually.Patience)
+		do(limited, t, chromedp.Navigate(root+"index.html"), chromedp.SendKeys(chromedp.CSS("#search"), question), chromedp.WaitVisible("#results a"))
+		found := read(limited, t, `new Promise((done) => setTimeout(() => done([...document.querySelectorAll("#results a")].slice(0, 3).map((a) => a.href).join(" ")), 100))`)
+		if !slices.Contains(strings.Fields(found), root+want) {
+			t.Errorf("%q finds %s, want %s", question, found, want)
+		}
+		cancel()
+	}
 }
 
 // accessible has axe look at pages with all that there is in documents, wide and dark, and on a phone. No page is wider than that.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/signedurl"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
@@ -53,6 +54,28 @@ func (s *Server) ports(w http.ResponseWriter, r *http.Request, who caller) error
 		all[i] = port{Port: p.Port, Address: p.Address, Process: p.Process, URL: s.portURL(r, sandbox.IDOf(o.UID), strconv.Itoa(int(p.Port)))}
 	}
 	return writeJSON(w, all)
+}
+
+// openFor is how long the signed URL of a private sandbox's port gives access.
+const openFor = 10 * time.Minute
+
+// openPort leads a browser to a port of a sandbox. The URL of a private sandbox is signed.
+func (s *Server) openPort(w http.ResponseWriter, r *http.Request, who caller) error {
+	o, err := s.find(r.Context(), who, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	number, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
+	if err != nil || number == 0 || number == envd.Port {
+		return request.Invalid("port: must be a number from 1 to 65535, and not the agent's")
+	}
+	v := s.cfg.View(o)
+	to := s.portURL(r, v.ID, strconv.FormatUint(number, 10))
+	if v.TrafficToken != "" {
+		to += "?" + signedurl.Query(v.TrafficToken, uint16(number), time.Now().Add(openFor)).Encode()
+	}
+	http.Redirect(w, r, to, http.StatusSeeOther)
+	return nil
 }
 
 // followLog streams the log of a sandbox's program, or of a container besides the first, and then what it writes. It does

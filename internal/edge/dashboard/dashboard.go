@@ -153,6 +153,7 @@ func (s *Server) routes() {
 	s.page("GET server", s.server)
 	s.page(" rest/{path...}", s.rest)
 	s.mux.HandleFunc("GET /ui/api/sandboxes/{id}/download", s.authenticated(true, s.download))
+	s.mux.HandleFunc("GET /ui/api/sandboxes/{id}/ports/{port}", s.authenticated(true, s.openPort))
 	s.mux.HandleFunc("GET /ui/api/sandboxes/{id}/terminal", s.authenticated(true, s.terminal))
 	s.mux.HandleFunc(apiPath, func(w http.ResponseWriter, r *http.Request) {
 		request.WriteError(w, http.StatusNotFound, "no such route: "+r.Method+" "+r.URL.Path)
@@ -278,7 +279,7 @@ func (s *Server) link(w http.ResponseWriter, r *http.Request) {
 }
 
 func sessionView(who apikeys.Identity) any {
-	return map[string]any{"namespace": who.Namespace, "key": who.Key, "expiresAt": who.ExpiresAt}
+	return map[string]any{"namespace": who.Namespace, "key": who.Key, "scope": who.Scope.OrAdmin(), "expiresAt": who.ExpiresAt}
 }
 
 func (s *Server) showSession(w http.ResponseWriter, _ *http.Request, who caller) error {

@@ -8,15 +8,20 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/signedurl"
 	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
@@ -94,6 +99,9 @@ func (f *fakeParts) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "{}")
 }
 
+// trafficToken is an annotation with the token of a private sandbox, which a real server derives.
+const trafficToken = "token"
+
 func newTestServer(t testing.TB) (*Server, *fakeParts) {
 	t.Helper()
 	f := &fakeParts{valid: map[string]string{"good": "team", "other": "rival"}}
@@ -101,7 +109,7 @@ func newTestServer(t testing.TB) (*Server, *fakeParts) {
 		Keys: f, Cache: f, Objects: f, Live: f, REST: f, Visit: f.Visit, Agent: f.Agent, Quotas: f, Log: slog.New(slog.DiscardHandler),
 		Template: f.Template,
 		View: func(o *agents.Sandbox) sandboxes.Sandbox {
-			return sandboxes.Sandbox{ID: sandbox.IDOf(o.UID), Phase: sandbox.PhaseOf(o), EndAt: sandboxes.Never}
+			return sandboxes.Sandbox{ID: sandbox.IDOf(o.UID), Phase: sandbox.PhaseOf(o), EndAt: sandboxes.Never, TrafficToken: o.Annotations[trafficToken]}
 		},
 	})
 	if err != nil {
@@ -254,6 +262,45 @@ func TestREST(t *testing.T) {
 	}
 	if w := call(s, http.MethodGet, "/ui/api/rest/sandboxes", ""); w.Code != http.StatusUnauthorized || len(f.asked) != 1 {
 		t.Errorf("without a session = %d", w.Code)
+	}
+}
+
+// TestOpenPort: the URL of a private sandbox's port is signed for that port, and only for the page of its namespace.
+func TestOpenPort(t *testing.T) {
+	s, f := newTestServer(t)
+	public, private := box("team", "public", true), box("team", "private", true)
+	private.Annotations = map[string]string{trafficToken: "secret"}
+	f.boxes = append(f.boxes, public, private, box("rival", "foreign", true))
+	own := cookie(signedIn(t, s, "good"))
+	open := func(name, port string, edit ...func(*http.Request)) *httptest.ResponseRecorder {
+		return call(s, http.MethodGet, "/ui/api/sandboxes/"+string(sandbox.IDOf(types.UID(name)))+"/ports/"+port, "", append(edit, without(headerPage))...)
+	}
+	if w := open("public", "8080", own); w.Code != http.StatusSeeOther || !strings.HasSuffix(w.Header().Get("Location"), "/8080/") {
+		t.Errorf("public = %d %s", w.Code, w.Header().Get("Location"))
+	}
+	w := open("private", "8080", own)
+	to, err := url.Parse(w.Header().Get("Location"))
+	if w.Code != http.StatusSeeOther || err != nil || !strings.HasSuffix(to.Path, "/8080/") {
+		t.Fatalf("private = %d %s, %v", w.Code, w.Header().Get("Location"), err)
+	}
+	q := to.Query()
+	if until, ok := signedurl.Verify("secret", 8080, q.Get(signedurl.QueryExpires), q.Get(signedurl.QuerySignature)); !ok || until.After(time.Now().Add(openFor)) {
+		t.Errorf("the signature of %s is valid: %t, until %s", to, ok, until)
+	}
+	for name, tt := range map[string]struct {
+		w    *httptest.ResponseRecorder
+		want int
+	}{
+		"another namespace's": {open("foreign", "8080", own), 404},
+		"without a session":   {open("private", "8080"), 401},
+		"a sandbox's page":    {open("private", "8080", own, with("Sec-Fetch-Site", "same-site")), 403},
+		"no number":           {open("private", "x", own), 400},
+		"zero":                {open("private", "0", own), 400},
+		"the agent's":         {open("private", strconv.Itoa(envd.Port), own), 400},
+	} {
+		if tt.w.Code != tt.want || tt.w.Header().Get("Location") != "" {
+			t.Errorf("%s = %d %s, want %d", name, tt.w.Code, tt.w.Body, tt.want)
+		}
 	}
 }
 

@@ -58,7 +58,7 @@ func (s *Server) sandboxDetail(w http.ResponseWriter, r *http.Request, who calle
 	d := map[string]any{
 		"row": s.rowOf(o), "timeline": s.timeline(r.Context(), o), "conditions": o.Status.Conditions, "node": o.Status.NodeName,
 		"addresses": o.Status.PodIPs, "publicTraffic": v.PublicTraffic, "network": v.Network, "autoResume": v.AutoResume,
-		"onTimeout": v.OnTimeout, "volumeMounts": v.VolumeMounts, "diskMB": v.Size.DiskMB, "now": time.Now(),
+		"onTimeout": v.OnTimeout, "volumeMounts": v.VolumeMounts, "diskMB": v.Size.DiskMB, "memorySize": v.MemorySize, "now": time.Now(),
 		"containers": containersOf(o), "secured": o.Spec.AgentSecured(),
 	}
 	if b := o.Status.Barchan; b != nil {
@@ -113,21 +113,13 @@ func (h *hub) moments(o *agents.Sandbox) (all []timeline.Moment) {
 }
 
 // eventsOf are the Events of an object. The timeline does without them where they cannot be read.
-func (s *Server) eventsOf(ctx context.Context, o *agents.Sandbox) (all []timeline.Moment) {
+func (s *Server) eventsOf(ctx context.Context, o *agents.Sandbox) []timeline.Moment {
 	var list corev1.EventList
 	if err := s.cfg.Live.List(ctx, &list, client.InNamespace(o.Namespace), client.MatchingFields{"involvedObject.uid": string(o.UID)}, client.Limit(maxEvents)); err != nil {
 		s.Log.DebugContext(ctx, "events not read", "error", err)
 		return nil
 	}
-	for i := range list.Items {
-		e := &list.Items[i]
-		at := e.EventTime.Time
-		if at.IsZero() {
-			at = e.CreationTimestamp.Time
-		}
-		all = append(all, timeline.Moment{At: at.UTC(), What: e.Reason, Detail: e.Message, Source: timeline.FromEvents, Bad: e.Type == corev1.EventTypeWarning})
-	}
-	return all
+	return timeline.Events(list.Items)
 }
 
 // portURL is where a browser reaches a port: a host of its own, or a path where there are no such hosts.

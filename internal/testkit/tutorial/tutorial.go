@@ -17,8 +17,9 @@ var fences = regexp.MustCompile("(?s)```(\\w+)(?: (\\S+))?\n(.*?)```")
 
 // Follow writes the files that blocks of code of a page name, into a directory of its own with the node_modules that modules
 // names. It runs each block of shell that a block of text follows, which must be its output. In the text, … stands for
-// anything in a line. command prepares a program as [exec.CommandContext] does, with the environment of the reader.
-func Follow(t *testing.T, page, modules string, command func(ctx context.Context, name string, args ...string) *exec.Cmd) {
+// anything in a line. command prepares a program as [exec.CommandContext] does, with the environment of the reader. With the
+// titles of sections it follows these alone.
+func Follow(t *testing.T, page, modules string, command func(ctx context.Context, name string, args ...string) *exec.Cmd, sections ...string) {
 	t.Helper()
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -31,7 +32,11 @@ func Follow(t *testing.T, page, modules string, command func(ctx context.Context
 	if err := os.Symlink(modules, filepath.Join(dir, "node_modules")); err != nil {
 		t.Fatal(err)
 	}
-	blocks := fences.FindAllStringSubmatch(string(text), -1)
+	whole := string(text)
+	if len(sections) > 0 {
+		whole = only(t, whole, sections)
+	}
+	blocks := fences.FindAllStringSubmatch(whole, -1)
 	ran := 0
 	for i, b := range blocks {
 		if b[2] != "" {
@@ -56,4 +61,18 @@ func Follow(t *testing.T, page, modules string, command func(ctx context.Context
 	if ran == 0 {
 		t.Errorf("%s has nothing to run", page)
 	}
+}
+
+// only returns the sections of a page that have these titles.
+func only(t *testing.T, page string, titles []string) (kept string) {
+	t.Helper()
+	for _, title := range titles {
+		_, section, found := strings.Cut(page, "\n## "+title+"\n")
+		if !found {
+			t.Fatalf("the page has no section %q", title)
+		}
+		section, _, _ = strings.Cut(section, "\n## ")
+		kept += section
+	}
+	return kept
 }

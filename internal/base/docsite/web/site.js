@@ -7,11 +7,11 @@ const input = document.getElementById("search");
 const results = document.getElementById("results");
 const MAX_RESULTS = 20, BEFORE = 60, EXCERPT = 180;
 
-// Points of a term by where it is found.
-const IN_PAGE = 6, IN_HEADING = 10, IN_TEXT = 1, MAX_IN_TEXT = 5;
+// Points of a term by where it is found. A heading has up to twice as many, by the share of its words that are asked for.
+const IN_PAGE = 6, IN_HEADING = 7, IN_TEXT = 1, MAX_IN_TEXT = 5;
 
 // Pages for people who change Barchan, or of what it was, come after those for people who use it; references after the explanations.
-const LESS = [[/^(adr\/|changelog|contributing|architecture)/, 0.2], [/^(benchmarks|figures|comparison)/, 0.5], [/^(rest|kinds|metrics)\./, 0.8]];
+const LESS = [[/^(adr\/|changelog|contributing|architecture)/, 0.2], [/^(rest|kinds|metrics)\./, 0.4], [/^(benchmarks|figures)/, 0.5], [/^(tutorial|recipes)/, 0.9]];
 
 let loading;
 // load fetches the index once, by a script element, which works on a disk as well.
@@ -34,8 +34,10 @@ const count = (text, term) => (text.match(term) ?? []).length;
 // score returns the points of a section, and how many of the terms it has.
 function score(section, terms) {
   let sum = 0, has = 0;
+  const words = section.h.match(/[\p{L}\p{N}]+/gu) ?? [];
+  const share = words.filter((word) => terms.some((term) => count(word, term))).length / Math.max(1, words.length);
   for (const term of terms) {
-    const points = IN_PAGE * Math.min(count(section.p, term), 1) + IN_HEADING * Math.min(count(section.h, term), 1)
+    const points = IN_PAGE * Math.min(count(section.p, term), 1) + IN_HEADING * (1 + share) * Math.min(count(section.h, term), 1)
       + IN_TEXT * Math.min(count(section.t, term), MAX_IN_TEXT);
     sum += points;
     if (points) has++;

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -113,6 +114,19 @@ func did(o *agents.Sandbox) []agents.OperationStatus {
 		return nil
 	}
 	return o.Status.Barchan.Operations
+}
+
+// Events are what controllers recorded of an object.
+func Events(list []corev1.Event) (all []Moment) {
+	for i := range list {
+		e := &list[i]
+		at := e.EventTime.Time
+		if at.IsZero() {
+			at = e.CreationTimestamp.Time
+		}
+		all = append(all, Moment{At: at.UTC(), What: e.Reason, Detail: e.Message, Source: FromEvents, Bad: e.Type == corev1.EventTypeWarning})
+	}
+	return all
 }
 
 // conditions are changes that came before the watch. Of one in the second in which an operation ended, that is the time.

@@ -35,6 +35,7 @@ function SignIn({ message, onDone }) {
     <form onSubmit=${submit}>
       <img src="/ui/assets/icon.svg" width="56" height="56" alt="" />
       <h1>Barchan</h1>
+      <p class="muted">runs the code of AI agents in isolated sandboxes. <a href="/docs/" target="_blank" rel="noopener">What is that?</a></p>
       <label for="key">API key</label>
       <input id="key" type="password" autocomplete="off" spellcheck="false" required placeholder="e2b_…" value=${key} autofocus
         aria-describedby="key-help" onInput=${(e) => setKey(e.target.value)} />

@@ -217,6 +217,8 @@ export function millis(ms) {
 
 const clockFormat = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' });
 const dayFormat = new Intl.DateTimeFormat(undefined, { year: 'numeric', month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' });
+const dateFormat = new Intl.DateTimeFormat(undefined, { year: 'numeric', month: 'short', day: 'numeric' });
+export const date = (t) => dateFormat.format(new Date(t));
 export const clock = (t) => clockFormat.format(new Date(t));
 export const day = (t) => dayFormat.format(new Date(t));
 
@@ -225,6 +227,12 @@ const marks = { Running: '●', Starting: '◐', Pending: '○', Resuming: '◐'
 export function Phase({ row }) {
   const text = row.phase === 'Paused' && row.memory ? `Paused, ${row.memory === 'RAM' ? 'in memory' : 'on disk'}` : row.phase;
   return html`<span class=${'phase phase-' + row.phase.toLowerCase()}><span class="mark" aria-hidden="true">${marks[row.phase] ?? '○'}</span>${text}</span>`;
+}
+
+/** The head of a page: what it shows, in a sentence, with a link to a page of the documentation. */
+export function Title({ name, docs, button, children }) {
+  return html`<div class="title-row"><div><h1>${name}</h1>
+    <p class="lead">${children} <a href=${'/docs/' + docs} target="_blank" rel="noopener" aria-label=${'Learn more about ' + name.toLowerCase()}>Learn more</a></p></div>${button}</div>`;
 }
 
 export function Copy({ text, label }) {

@@ -1,12 +1,12 @@
 // Warm pools: how many sandboxes are ready, and what claims waited for.
-import { html, Link, usePoll, Empty, Fault, millis, span, useNow } from './lib.js';
+import { html, Link, Title, usePoll, Empty, Fault, millis, span, useNow } from './lib.js';
 
 export default function PoolsPage() {
   const { data, error, again } = usePoll('pools', 2000);
-  return html`<div class="page"><div class="title-row"><h1>Warm pools</h1></div><br />
+  return html`<div class="page"><${Title} name="Warm pools" docs="pools.html">Sandboxes that are started ahead, so that a create takes one that is ready, within milliseconds.<//>
     ${error && html`<${Fault} error=${error} onAgain=${again} />`}
     ${!data && !error && html`<p class="loading" role="status">Loading…</p>`}
-    ${data && !data.length && html`<${Empty} title="No pools yet"><p>A pool holds ready sandboxes of a template, so that a create takes milliseconds: <code>barchan pool create NAME --template base --size 3</code></p><//>`}
+    ${data && !data.length && html`<${Empty} title="No pools yet"><p>This makes one of three sandboxes: <code>barchan pool create NAME --template base --size 3</code></p><//>`}
     <div class="cards">${(data ?? []).map((p) => html`<${Pool} key=${p.name} pool=${p} />`)}</div>
   </div>`;
 }

@@ -10,10 +10,12 @@ export default function SandboxPage({ id, tab }) {
   const [phase, reason] = [row?.phase, row?.reason];
   const { data, error, again } = usePoll(`sandboxes/${id}`, 15000, [phase, reason, row?.ends]);
   const now = useNow();
+  const bar = useRef(null);
+  useEffect(() => bar.current?.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest', inline: 'nearest' }), [tab, Boolean(row ?? data)]); // a phone shows some of the tabs
   const shown = row ?? data?.row;
   if (store.synced && !row && (error || data)) {
     return html`<div class="page"><p class="crumbs"><${Link} to="">Sandboxes<//></p>
-      <${Empty} title="This sandbox does not exist any more"><p class="mono">${id}</p><p>It was killed, or its time was up. <code>barchan events ${id}</code> shows what became of it.</p><//></div>`;
+      <${Ended} id=${id} /></div>`;
   }
   if (!shown) return error ? html`<div class="page"><${Fault} error=${error} onAgain=${again} /></div>` : html`<p class="loading" role="status">Loading…</p>`;
   const running = shown.phase === 'Running';
@@ -29,13 +31,27 @@ export default function SandboxPage({ id, tab }) {
       ${data?.node && html`<span>Node <b>${data.node}</b></span>`}
       ${data?.addresses?.[0] && html`<span>Address <b class="mono">${data.addresses.map((a) => a.ip ?? a).join(', ')}</b></span>`}
     </p>
-    <nav class="tabs" aria-label="Parts of the sandbox">
+    <nav class="tabs" aria-label="Parts of the sandbox" ref=${bar}>
       ${tabs.map(([path, name]) => html`<${Link} key=${path} to=${'sandboxes/' + id + (path && '/' + path)} aria-current=${path === tab ? 'page' : undefined}>${name}<//>`)}
     </nav>
     ${shown.reason && !running && html`<${Fault} error=${{ message: shown.reason }} />`}
     ${error && html`<${Fault} error=${error} onAgain=${again} />`}
     <${part} id=${id} row=${shown} data=${data} running=${running} again=${again} />
   </div>`;
+}
+
+const happened = { created: 'Created', updated: 'Changed', paused: 'Paused', resumed: 'Resumed', checkpointed: 'Snapshot taken', killed: 'Ended' };
+
+/** What the server recorded of a sandbox that is gone. */
+function Ended({ id }) {
+  const { data, error } = usePoll('rest/events/sandboxes/' + id + '?orderAsc=true&limit=100', 0);
+  const list = data ?? [];
+  const detail = ({ eventData: d }) => d?.execution ? `ran ${millis(d.execution.execution_time)} with ${d.execution.vcpu_count} CPU, ${bytes(d.execution.memory_mb * 2 ** 20)}` : d?.snapshot_id ?? Object.keys(d ?? {}).filter((k) => k.startsWith('set_')).map((k) => k.slice(4)).join(', ');
+  return html`<${Empty} title="This sandbox does not exist any more"><p class="mono">${id}</p><p>It was killed, its time was up, or its program ended.</p><//>
+    ${list.length > 0 && html`<section class="panel" aria-label="What became of it"><h2>What became of it</h2><div class="wide-table" tabindex="0" role="group" aria-label="Table"><table class="events"><thead><tr><th scope="col">Time</th><th scope="col">Event</th><th scope="col">Detail</th></tr></thead><tbody>
+      ${list.map((e) => html`<tr key=${e.id}><td>${day(e.timestamp)}</td><td><b>${happened[e.type.split('.').pop()] ?? e.type}</b></td><td class="muted">${detail(e)}</td></tr>`)}
+    </tbody></table></div></section>`}
+    ${(error || data && !list.length) && html`<p class="muted">${error && error.status !== 404 ? error.message : 'The server has no record of it.'}</p>`}`;
 }
 
 // Overview.
@@ -84,7 +100,7 @@ function Timeline({ data, row }) {
       const at = Date.parse(m.at);
       const step = i ? at - Date.parse(list[i - 1].at) : 0;
       return html`<li key=${m.at + m.what} class=${m.bad ? 'bad' : ''} title=${words[m.source] ?? ''}>
-        <span class="after">${i ? (m.source === 'condition' || list[i - 1].source === 'condition' ? '≈ ' : '+') + millis(Math.max(0, step)) : clock(at)}${i > 0 && html`<small>${millis(Math.max(0, at - start))}</small>`}</span>
+        <span class="after">${i ? (m.source === 'condition' || list[i - 1].source === 'condition' ? '≈ ' : step < 1 ? '' : '+') + millis(Math.max(0, step)) : clock(at)}${i > 0 && html`<small>${millis(Math.max(0, at - start))}</small>`}</span>
         <span class="dot" aria-hidden="true"></span>
         <span><span class="what">${m.what}</span>${m.source === 'condition' && html` <span class="muted">≈</span>`}${m.detail && html`<span class="detail"><br />${m.detail}</span>`}${m.source === 'node' && html` <span class="muted">took ${millis(m.took ?? 0)}</span>${m.steps?.length > 0 && html`<${Steps} what=${m.what} took=${m.took ?? 0} steps=${m.steps} />`}`}</span>
       </li>`;
@@ -93,10 +109,20 @@ function Timeline({ data, row }) {
   </ol>`;
 }
 
+/** What a sandbox costs: its limits over the time of this run, or what its memory takes while it is paused. */
+function costs(data, row, now) {
+  if (row.phase === 'Paused') return row.memory === 'RAM' ? 'memory, until it is on disk' : data.memorySize ? bytes(data.memorySize) + ' on disk' : undefined;
+  if (row.phase !== 'Running' || !row.started) return undefined;
+  const hours = Math.max(0, now - Date.parse(row.started)) / 3600000;
+  const round = (n) => (n < 0.01 ? '< 0.01' : n.toFixed(2));
+  return html`${round(hours * row.cpus)} CPU hours, ${round(hours * row.memoryMB / 1024)} GiB hours <span class="muted">by its limits</span>`;
+}
+
 function Facts({ data, row }) {
+  const now = useNow(10000);
   const list = [
-    ['Runtime', data.runtime], ['Image', data.image && html`<span class="mono">${data.image}</span>`], ['Started', row.launch === 'warm' ? 'from a warm pool' : row.launch === 'cold' ? 'cold' : undefined],
-    ['From', row.from && html`snapshot <span class="mono">${row.from}</span>`], ['Started at', data.startedAt && day(data.startedAt)], ['Exit code', data.exitCode],
+    ['Runtime', data.runtime], ['Image', data.image && html`<span class="mono" title=${data.image}>${data.containers?.[0]?.Image || data.image}</span>`], ['Started', row.launch === 'warm' ? 'from a warm pool' : row.launch === 'cold' ? 'cold' : undefined],
+    ['From', row.from && html`snapshot <span class="mono">${row.from}</span>`], ['Started at', data.startedAt && day(data.startedAt)], [row.phase === 'Paused' ? 'It holds' : 'This run takes', costs(data, row, now)], ['Exit code', data.exitCode],
     ['Traffic', data.publicTraffic ? 'public: anyone with the ID reaches its ports' : 'private: needs its token or a signed URL'],
     ['Wakes', data.autoResume ? 'yes, by traffic' : 'no, a client resumes it'], ['Idle', data.idle && `${data.idle.action ?? 'Pause'} after ${span(data.idle.afterSeconds * 1000)} without traffic`],
     ['Disk', data.diskMB && bytes(data.diskMB * 2 ** 20)],
@@ -164,7 +190,7 @@ function Plot({ label, color, unit, times, values, most }) {
       const stroke = css.getPropertyValue(color);
       plot.current = new UPlot({
         width: box.current.clientWidth, height: 130, padding: [8, 8, 0, 0], cursor: { y: false }, legend: { show: false },
-        scales: { x: { time: true, range: (u, min, max) => { const end = max ?? Date.now() / 1000; return [Math.min(min ?? end, end - 20), end]; } }, y: { range: (u, min, max) => [0, Math.max(max * 1.25, u.most ?? 0, 1)] } },
+        scales: { x: { time: true, range: (u) => { const end = u.data[0].at(-1) ?? Date.now() / 1000; return [Math.min(u.data[0][0] ?? end, end - 20), end]; } }, y: { range: (u, min, max) => [0, Math.max(max * 1.25, u.most ?? 0, 1)] } },
         axes: [{ ...axis, space: 70, size: 24, values: (u, all) => all.map((t) => clock(t * 1000)) }, { ...axis, size: 66, space: 34, values: (u, all) => all.map(unit) }],
         series: [{}, { stroke, width: 2, fill: stroke.trim() + '22', points: { show: (u) => u.data[0].length === 1 } }],
       }, [times, values], box.current);
@@ -373,12 +399,13 @@ function Files({ id, row, running }) {
 function Ports({ id, running, data, row }) {
   const { data: list, error, again } = usePoll(running ? `sandboxes/${id}/ports` : null, 3000);
   if (!running) return html`<${Empty} title=${'The sandbox is ' + row.phase.toLowerCase()}><p>Ports are listed while it runs.</p><//>`;
+  const open = (p) => (data?.publicTraffic ? p.url : `/ui/api/sandboxes/${id}/ports/${p.port}`);
   return html`${error && html`<${Fault} error=${error} onAgain=${again} />`}
-    ${data && !data.publicTraffic && html`<p class="muted">The sandbox is private: a browser needs a signed URL, which <code>barchan open ${id} PORT</code> prints.</p>`}
+    ${data && !data.publicTraffic && html`<p class="muted">The sandbox is private. These links are signed when you follow them and give access for ten minutes; <code>barchan open ${id} PORT --expires 1h</code> prints one for others.</p>`}
     ${list && !list.length && html`<${Empty} title="Nothing listens"><p>A port appears here as soon as a program in the sandbox listens on it.</p><//>`}
-    ${list?.length > 0 && html`<div class="panel wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col" class="num">Port</th><th scope="col">Program</th><th scope="col">Listens on</th><th scope="col">URL</th></tr></thead><tbody>
-      ${list.map((p) => html`<tr key=${p.port + p.address}><td class="num"><b>${p.port}</b></td><td>${p.process || '–'}</td><td class="mono">${p.address}</td>
-        <td><a href=${p.url} target="_blank" rel="noopener noreferrer" class="mono">${p.url}</a> <${Copy} text=${p.url} label="the URL" /></td></tr>`)}
+    ${list?.length > 0 && html`<div class="panel wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col" class="num">Port</th><th scope="col">Program</th><th scope="col" class="hide-small">Listens on</th><th scope="col">URL</th></tr></thead><tbody>
+      ${list.map((p) => html`<tr key=${p.port + p.address}><td class="num"><b>${p.port}</b></td><td>${p.process || '–'}</td><td class="mono hide-small">${p.address}</td>
+        <td class="url"><a href=${open(p)} target="_blank" rel="noopener noreferrer" class="mono">${p.url}</a> <${Copy} text=${p.url} label="the URL" /></td></tr>`)}
     </tbody></table></div>`}`;
 }
 

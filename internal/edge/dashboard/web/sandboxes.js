@@ -1,5 +1,5 @@
 // The list of sandboxes: live, filtered, and drawn for the part that is seen.
-import { html, useState, useEffect, useRef, useMemo, get, send, go, Link, store, useStore, useNow, Phase, Dialog, Confirm, Empty, Fault, act, span, day, toast } from './lib.js';
+import { html, useState, useEffect, useRef, useMemo, get, send, go, Link, store, useStore, useNow, Phase, Title, Dialog, Confirm, Empty, Fault, act, span, day, toast } from './lib.js';
 
 const rowHeight = 48;
 const spare = 8; // rows drawn beyond what is seen, either way
@@ -221,10 +221,7 @@ export function SandboxesPage({ session }) {
     <button class="sort" onClick=${() => setOrder(name)}>${label}${order === name ? html`<span aria-hidden="true"> ${name === 'created' ? '↓' : '↑'}</span>` : ''}</button></span>`;
 
   return html`<div class="page list-page">
-    <div class="title-row">
-      <h1>Sandboxes</h1>
-      <button class="primary" onClick=${() => setCreates(true)} aria-keyshortcuts="n">New sandbox</button>
-    </div>
+    <${Title} name="Sandboxes" docs="concepts.html" button=${html`<button class="primary" onClick=${() => setCreates(true)} aria-keyshortcuts="n">New sandbox</button>`}>Isolated environments, each with files, processes and a network of its own, in which agents run code.<//>
     <div class="tools">
       <input type="search" ref=${search} aria-label="Filter by name, ID, template or metadata" placeholder="Filter by name, ID, template or metadata  ( / )" value=${text} onInput=${(e) => { setText(e.target.value); }} />
       <div class="chips" role="group" aria-label="State">

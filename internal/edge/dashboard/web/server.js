@@ -1,7 +1,7 @@
 // The server: what is wrong with it, the namespace's quota, and keys.
-import { html, useState, usePoll, useNow, Fault, Confirm, Dialog, Copy, act, send, bytes, day, span } from './lib.js';
+import { html, useState, Title, usePoll, useNow, Fault, Confirm, Dialog, Copy, act, send, bytes, date, day, span } from './lib.js';
 
-const units = { count: (n) => String(n), millicores: (n) => n / 1000 + ' CPU', bytes };
+const units = { count: (n) => n.toLocaleString(), millicores: (n) => n / 1000 + ' CPU', bytes };
 
 export default function ServerPage({ session }) {
   const { data, error, again } = usePoll('server', 3000);
@@ -9,7 +9,7 @@ export default function ServerPage({ session }) {
   const now = useNow();
   const [creates, setCreates] = useState(false);
   const [removes, setRemoves] = useState(null);
-  return html`<div class="page"><div class="title-row"><h1>Server</h1></div><br />
+  return html`<div class="page"><${Title} name="Server" docs="operations.html">Its health, and what the namespace ${session.namespace} has of it.<//>
     ${error && html`<${Fault} error=${error} onAgain=${again} />`}
     <div class="columns"><div class="stack">
       <section class="panel" aria-label="Conditions"><h2>Conditions</h2>
@@ -20,37 +20,49 @@ export default function ServerPage({ session }) {
         ${(data?.nodes ?? []).map((n) => html`<tr key=${n.name}><th scope="row">${n.name}</th><td class="num">${n.running}</td><td class="num">${n.paused}</td><td class="num">${n.cpus}</td><td class="num">${bytes(n.memoryMB * 2 ** 20)}</td></tr>`)}
         </tbody></table></div><p class="muted">Sandboxes of ${session.namespace}, members of pools included, and the limits of those that run.</p></section>
       <section class="panel" aria-label="Quota"><h2>Quota and use of ${session.namespace}</h2>
-        <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">What</th><th scope="col" class="num">Running</th><th scope="col" class="num">Paused</th><th scope="col" class="num">Limit</th><th scope="col">Used</th></tr></thead><tbody>
-        ${(data?.quota ?? []).map((q) => html`<tr key=${q.name}><th scope="row">${q.name}</th>${q.used === undefined ? html`<td class="num">${units[q.unit](q.running)}</td><td class="num">${units[q.unit](q.paused)}</td>` : html`<td class="num" colspan="2">${units[q.unit](q.used)}</td>`}<td class="num">${q.most === undefined ? 'none' : units[q.unit](q.most)}</td>
-          <td>${q.most !== undefined && html`<meter min="0" max=${Math.max(1, q.most)} value=${q.used ?? q.running + (data.countsPaused ? q.paused : 0)} aria-label=${q.name + ' used'}></meter>`}</td></tr>`)}
-        </tbody></table></div></section>
-      <section class="panel" aria-label="API keys"><div class="title-row"><h2>API keys</h2><button onClick=${() => setCreates(true)}>New key</button></div>
-        ${keys.error && html`<${Fault} error=${keys.error} onAgain=${keys.again} />`}
-        <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">Name</th><th scope="col">Begins with</th><th scope="col">Created</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>
-        ${(keys.data ?? []).map((k) => html`<tr key=${k.id}><th scope="row">${k.name || html`<span class="muted">unnamed</span>`}</th><td class="mono">${k.mask ? k.mask.prefix + k.mask.maskedValuePrefix + '…' : ''}</td><td>${day(k.createdAt)}</td>
+        <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">What</th><th scope="col" class="num">Used</th><th scope="col" class="num">Paused</th><th scope="col" class="num">Limit</th><th scope="col" class="share hide-small"><span class="sr">Share of the limit</span></th></tr></thead><tbody>
+        ${(data?.quota ?? []).map((q) => html`<tr key=${q.name}><th scope="row">${q.name}</th>${q.used === undefined ? html`<td class="num">${units[q.unit](q.running)}</td><td class="num">${units[q.unit](q.paused)}</td>` : html`<td class="num">${units[q.unit](q.used)}</td><td></td>`}<td class="num">${q.most === undefined ? 'none' : units[q.unit](q.most)}</td>
+          <td class="hide-small">${q.most !== undefined && html`<meter min="0" max=${Math.max(1, q.most)} value=${q.used ?? q.running + (data.countsPaused ? q.paused : 0)} aria-label=${q.name + ' used'}></meter>`}</td></tr>`)}
+        </tbody></table></div>
+        ${data && html`<p class="muted">Used is what runs, or exists. What is paused ${data.countsPaused ? 'counts against the limits, too' : 'does not count against the limits'}.</p>`}</section>
+      <section class="panel" aria-label="API keys"><div class="title-row"><h2>API keys</h2>${session.scope !== 'use' && html`<button onClick=${() => setCreates(true)}>New key</button>`}</div>
+        ${keys.error?.status === 403 ? html`<p class="muted">The key that you are signed in by has the scope ${session.scope}: it may not see or make keys.</p>` : keys.error && html`<${Fault} error=${keys.error} onAgain=${keys.again} />`}
+        ${keys.data?.length > 0 && html`<div class="wide-table" tabindex="0" role="group" aria-label="Table"><table class="keys"><thead><tr><th scope="col">Name</th><th scope="col">Scope</th><th scope="col">Begins with</th><th scope="col">Created</th><th scope="col">Last used</th><th scope="col">Expires</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>
+        ${keys.data.map((k) => html`<tr key=${k.id}><th scope="row">${k.name || html`<span class="muted">unnamed</span>`}</th><td>${k.scope}</td><td class="mono">${k.mask ? k.mask.prefix + k.mask.maskedValuePrefix + '…' : ''}</td><td title=${day(k.createdAt)}>${date(k.createdAt)}</td>
+          <td>${k.lastUsed ? html`<span title="Exact to an hour">${date(k.lastUsed)}</span>` : html`<span class="muted">never</span>`}</td>
+          <td>${!k.expiresAt ? html`<span class="muted">never</span>` : Date.parse(k.expiresAt) < now ? html`<span class="warn">expired</span>` : html`<span title=${day(k.expiresAt)}>${date(k.expiresAt)}</span>`}</td>
           <td class="num"><button class="small quiet" onClick=${() => setRemoves(k)} aria-label=${'Revoke ' + k.name}>Revoke</button></td></tr>`)}
-        </tbody></table></div></section>
+        </tbody></table></div>`}</section>
     </div>
     <section class="panel" aria-label="About"><h2>About</h2>${data && html`<dl class="facts-list"><dt>Version</dt><dd class="mono">${data.about.version}</dd><dt>Node</dt><dd>${data.about.node}</dd><dt>Role</dt><dd>${data.about.role}</dd>
-      <dt>Up for</dt><dd title=${day(data.about.startedAt)}>${span(now - Date.parse(data.about.startedAt))}</dd><dt>Signed in by</dt><dd>the key ${session.key}</dd></dl>
+      <dt>Up for</dt><dd title=${day(data.about.startedAt)}>${span(now - Date.parse(data.about.startedAt))}</dd><dt>Signed in by</dt><dd>the key ${session.key}, of scope ${session.scope}${session.expiresAt && `, until ${day(session.expiresAt)}`}</dd></dl>
       <p class="muted"><br />Keys: <b>/</b> filters, <b>n</b> makes a sandbox, arrows and Enter move in the list, Space marks. <b>g</b> and then <b>s</b>, <b>p</b>, <b>t</b>, <b>f</b> or <b>o</b> goes to a page.</p>`}</section></div>
-    ${creates && html`<${NewKey} onClose=${() => { setCreates(false); keys.again(); }} />`}
+    ${creates && html`<${NewKey} scopes=${session.scope === 'admin' ? ['use', 'manage', 'admin'] : ['use']} onClose=${() => { setCreates(false); keys.again(); }} />`}
     ${removes && html`<${Confirm} title=${'Revoke ' + removes.name + '?'} text="Its clients, and the pages that are signed in by it, lose access at once." button="Revoke"
       onYes=${async () => { await act('Revoked', () => send('DELETE', 'rest/api-keys/' + removes.id)); keys.again(); }} onClose=${() => setRemoves(null)} />`}
   </div>`;
 }
 
-function NewKey({ onClose }) {
-  const [name, setName] = useState('');
+/** What a key of a scope may do, in short. */
+const rights = { use: 'run sandboxes', manage: 'and change templates, snapshots, volumes', admin: 'everything in the namespace' };
+const lives = { 'a day': 1, '30 days': 30, 'a year': 365 };
+
+function NewKey({ scopes, onClose }) {
+  /** @type {[{name: string, scope: import('./api').KeyScope, life: string}, any]} */
+  const [form, setForm] = useState({ name: '', scope: 'use', life: '' });
   const [key, setKey] = useState(null);
   const [error, setError] = useState(null);
+  const set = (name) => (e) => setForm({ ...form, [name]: e.target.value });
   const submit = async (e) => {
     e.preventDefault();
-    try { setKey((await send('POST', 'rest/api-keys', { name })).key); } catch (e) { setError(e); }
+    const ends = form.life ? { expiresAt: new Date(Date.now() + lives[form.life] * 86400000).toISOString() } : {};
+    try { setKey((await send('POST', 'rest/api-keys', { name: form.name, scope: form.scope, ...ends })).key); } catch (e) { setError(e); }
   };
   return html`<${Dialog} title="New API key" onClose=${onClose}>
     ${key ? html`<p>This is the only time that it is shown.</p><p><code>${key}</code> <${Copy} text=${key} label="the key" /></p><footer><button class="primary" onClick=${onClose}>Done</button></footer>`
-      : html`<form class="form" onSubmit=${submit}><label for="key-name">Name</label><input id="key-name" required value=${name} onInput=${(e) => setName(e.target.value)} autofocus />
+      : html`<form class="form" onSubmit=${submit}><label for="key-name">Name</label><input id="key-name" required value=${form.name} onInput=${set('name')} autofocus />
+        <label for="key-scope">Scope</label><select id="key-scope" value=${form.scope} onChange=${set('scope')}>${scopes.map((s) => html`<option key=${s} value=${s}>${s}: ${rights[s]}</option>`)}</select>
+        <label for="key-life">Valid for</label><select id="key-life" value=${form.life} onChange=${set('life')}><option value="">ever, until it is revoked</option>${Object.keys(lives).map((l) => html`<option key=${l}>${l}</option>`)}</select>
         ${error && html`<p class="fault" role="alert">${error.message}</p>`}<footer><button type="button" onClick=${onClose}>Cancel</button><button class="primary">Create</button></footer></form>`}
   <//>`;
 }

@@ -1,5 +1,5 @@
 // Snapshots and sandboxes as a tree: what was taken of what, and what started from it.
-import { html, useMemo, useState, Link, store, useStore, usePoll, Phase, Empty, Fault, Confirm, act, send, go, bytes, day, toast } from './lib.js';
+import { html, useMemo, useState, Link, store, useStore, usePoll, Phase, Title, Empty, Fault, Confirm, act, send, go, bytes, day, toast } from './lib.js';
 
 /** Trees of sandboxes, their snapshots and forks, and the sandboxes that have started from a snapshot. */
 function forest(snapshots, rows) {
@@ -36,15 +36,15 @@ export default function SnapshotsPage() {
     if (made) { toast('Created ' + made.sandboxID); go('sandboxes/' + made.sandboxID); }
   };
   const draw = (n) => html`<li key=${n.key}><div class="node">${n.key[0] === 's'
-    ? n.row ? html`<${Link} to=${'sandboxes/' + n.row.id}><b>${n.row.name}</b><//> <${Phase} row=${n.row} />` : html`<span class="muted">sandbox ${n.key.slice(2)}, which has ended</span>`
+    ? n.row ? html`<${Link} to=${'sandboxes/' + n.row.id}><b>${n.row.name}</b><//> ${n.row.parent && html`<span class="tag">fork</span>`} <${Phase} row=${n.row} /> <span class="muted">${day(n.row.created)}</span>` : html`<span class="muted">sandbox ${n.key.slice(2)}, which has ended</span>`
     : n.snapshot ? html`<span aria-hidden="true">◆</span> <b>${n.snapshot.id || n.snapshot.object}</b> <span class="muted">${n.snapshot.phase}, ${bytes(n.snapshot.size)}${n.snapshot.memory ? ` with ${bytes(n.snapshot.memory)} of memory` : ', files only'}, ${day(n.snapshot.created)}</span>
         ${n.snapshot.id && html`<button class="small" onClick=${() => start(n.snapshot)}>Start one</button><button class="small quiet" onClick=${() => setRemoves(n.snapshot)}>Delete</button>`}`
       : html`<span aria-hidden="true">◇</span> <span class="muted">a snapshot that has been deleted</span>`}</div>
     ${n.children.length > 0 && html`<ul>${n.children.map(draw)}</ul>`}</li>`;
-  return html`<div class="page"><div class="title-row"><h1>Snapshots</h1></div><br />
+  return html`<div class="page"><${Title} name="Snapshots" docs="memory.html">The memory and files of a sandbox at one moment. Others start from them, with the same processes.<//>
     ${error && html`<${Fault} error=${error} onAgain=${again} />`}
     ${!data && !error && html`<p class="loading" role="status">Loading…</p>`}
-    ${data && !roots.length && html`<${Empty} title="No snapshots yet"><p>A snapshot keeps the memory and files of a running sandbox; others start from it. Take one on the page of a sandbox, or with <code>barchan snapshot ID</code>.</p><//>`}
+    ${data && !roots.length && html`<${Empty} title="No snapshots yet"><p>Take one on the page of a sandbox, or with <code>barchan snapshot ID</code>.</p><//>`}
     ${roots.length > 0 && html`<section class="panel" aria-label="Tree of snapshots and forks"><ul class="tree">${roots.map(draw)}</ul></section>`}
     ${kept.length > 0 && html`<p class="muted kept">${kept.length} more, with ${bytes(kept.reduce((sum, s) => sum + s.size, 0))}, ${kept.length === 1 ? 'is' : 'are'} the server’s own: layers of builds and memory of warm-ups, which it removes itself.</p>`}
     ${removes && html`<${Confirm} title=${'Delete ' + removes.id + '?'} text="Sandboxes that have started from it are not affected." button="Delete"

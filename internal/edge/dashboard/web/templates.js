@@ -1,16 +1,16 @@
 // Templates, and their builds with logs.
-import { html, useState, useEffect, get, send, go, Link, Empty, Fault, Dialog, Copy, usePoll, act, day, clock, toast } from './lib.js';
+import { html, useState, useEffect, get, send, go, Link, Title, Empty, Fault, Dialog, Copy, usePoll, act, day, clock, toast } from './lib.js';
 
 export default function TemplatesPage({ rest }) {
   const { data, error, again } = usePoll('rest/templates', 5000);
   const shown = rest[0];
-  return html`<div class="page"><div class="title-row"><h1>Templates</h1></div><br />
+  return html`<div class="page"><${Title} name="Templates" docs="templates.html">What sandboxes are made from: an image, its size and its rules.<//>
     ${error && html`<${Fault} error=${error} onAgain=${again} />`}
     ${!data && !error && html`<p class="loading" role="status">Loading…</p>`}
     ${data && !data.length && html`<${Empty} title="No templates"><p><code>barchan build -t NAME DIR</code> makes one from a Dockerfile.</p><//>`}
-    ${data?.length > 0 && html`<div class="panel wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">Name</th><th scope="col">ID</th><th scope="col">Size</th><th scope="col" class="num">Builds</th><th scope="col">Updated</th><th scope="col">Seen by</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>
-      ${data.map((t) => html`<tr key=${t.templateID}><td><b><${Link} to=${'templates/' + t.templateID}>${t.names?.[0] ?? t.aliases?.[0] ?? t.templateID}<//></b></td><td class="mono">${t.templateID}</td><td>${t.cpuCount} CPU, ${t.memoryMB} MiB</td>
-        <td class="num">${t.buildCount ?? ''}</td><td>${day(t.updatedAt)}</td><td>${t.public ? 'all namespaces' : 'this namespace'}</td>
+    ${data?.length > 0 && html`<div class="panel wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">Name</th><th scope="col" class="hide-small">ID</th><th scope="col">Size</th><th scope="col" class="num hide-small">Builds</th><th scope="col" class="hide-small">Updated</th><th scope="col" class="hide-small">Seen by</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>
+      ${data.map((t) => html`<tr key=${t.templateID}><td><b><${Link} to=${'templates/' + t.templateID}>${t.names?.[0] ?? t.aliases?.[0] ?? t.templateID}<//></b></td><td class="mono hide-small">${t.templateID}</td><td>${t.cpuCount} CPU, ${t.memoryMB} MiB</td>
+        <td class="num hide-small">${t.buildCount ?? ''}</td><td class="hide-small">${day(t.updatedAt)}</td><td class="hide-small">${t.public ? 'all namespaces' : 'this namespace'}</td>
         <td class="num"><button class="small" onClick=${() => start(t)}>Start one</button></td></tr>`)}
     </tbody></table></div>`}
     ${shown && html`<${Builds} id=${shown} onClose=${() => go('templates')} />`}

@@ -45,6 +45,8 @@ var answers = map[error]answer{
 	errs.ErrTimeout:         {http.StatusGatewayTimeout, "it took too long; try again"},
 }
 
+var closed = answer{statusClosed, "the client went away"}
+
 // Unavailable returns an error that is answered 501: a 404 would mean to the SDKs that the sandbox is gone.
 func Unavailable(message string) error { return errs.Public(errors.ErrUnsupported, message) }
 
@@ -58,7 +60,7 @@ func answerTo(err error) answer {
 	a, known := answers[errs.Kind(err)]
 	switch {
 	case errors.Is(err, context.Canceled):
-		return answer{statusClosed, "the client went away"}
+		return closed
 	case errors.Is(err, volumetree.ErrFull): // 429 would mean that a later request succeeds
 		a.status = http.StatusInsufficientStorage
 	case errors.Is(err, idempotency.ErrKeyReused):
@@ -82,6 +84,9 @@ type Errors struct{ Log *slog.Logger }
 // Fail sends and logs an error. No other function logs it.
 func (e Errors) Fail(w http.ResponseWriter, r *http.Request, err error) {
 	a := answerTo(err)
+	if a.status == http.StatusInternalServerError && errors.Is(r.Context().Err(), context.Canceled) {
+		a = closed // an API server's error has lost its cause
+	}
 	log := e.Log.DebugContext
 	switch {
 	case a.status == http.StatusInternalServerError:
