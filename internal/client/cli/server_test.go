@@ -140,7 +140,7 @@ func newServer(t *testing.T, agent *url.URL) *server {
 	}
 	addr := strings.TrimPrefix(s.front.URL, "http://")
 	s.status = adminclient.Status{
-		Version: "1.2.3", PID: os.Getpid(), Node: "n1", StartedAt: time.Now().Add(-time.Hour), Ready: true, Phase: "ready", DataDir: s.dir,
+		Version: "1.2.3", PID: os.Getpid(), Node: "n1", StartedAt: time.Now().Add(-time.Hour), Ready: true, Phase: "ready", DataDir: s.dir, Quotas: map[string]string{"snapshots": "10000", "stored": "1Ti"},
 		Addresses: adminclient.Addresses{
 			HTTP: addr, TLS: "127.0.0.1:7743", Kube: "127.0.0.1:7764", Domain: "barchan.localhost:7743",
 			CAFile: "/data/ca.pem", Kubeconfig: filepath.Join(s.dir, "kubeconfig"), APIKeyFile: keyFile,
