@@ -104,6 +104,9 @@ type server struct {
 	sandboxes map[string]*client.SandboxDetail
 	order     []string
 	created   []client.CreateOptions
+	// loseCreated is how many responses to creates are lost. once has the sandboxes by their idempotency keys.
+	loseCreated int
+	once        map[string]string
 	snapshots []client.Snapshot
 	// templates knows templates besides base; nil: there are none.
 	templates func(name string) bool
@@ -126,7 +129,7 @@ type server struct {
 
 func newServer(t *testing.T, agent *url.URL) *server {
 	t.Helper()
-	s := &server{t: t, agent: agent, sandboxes: map[string]*client.SandboxDetail{}}
+	s := &server{t: t, agent: agent, sandboxes: map[string]*client.SandboxDetail{}, once: map[string]string{}}
 	var err error
 	if s.dir, err = os.MkdirTemp("", "bcli"); err != nil { //nolint:usetesting // t.TempDir is too long for a socket
 		t.Fatal(err)
@@ -228,10 +231,19 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		n.CreateOptions.Timeout = time.Duration(n.Timeout) * time.Second
-		s.created = append(s.created, n.CreateOptions)
-		id := fmt.Sprintf("i%019d", len(s.created))
-		s.order = append(s.order, id)
-		s.sandboxes[id] = &client.SandboxDetail{SandboxInfo: client.SandboxInfo{SandboxID: id, TemplateID: "base", State: "running"}}
+		key := r.Header.Get("Idempotency-Key")
+		id, made := s.once[key]
+		if !made || key == "" {
+			s.created = append(s.created, n.CreateOptions)
+			id = fmt.Sprintf("i%019d", len(s.created))
+			s.order = append(s.order, id)
+			s.sandboxes[id] = &client.SandboxDetail{SandboxInfo: client.SandboxInfo{SandboxID: id, TemplateID: "base", State: "running"}}
+			s.once[key] = id
+		}
+		if s.loseCreated > 0 {
+			s.loseCreated--
+			panic(http.ErrAbortHandler)
+		}
 		w.WriteHeader(http.StatusCreated)
 		_ = json.NewEncoder(w).Encode(client.Sandbox{SandboxID: id, TemplateID: "base"})
 		return
