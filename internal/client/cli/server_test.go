@@ -107,7 +107,7 @@ type server struct {
 	// loseCreated is how many responses to creates are lost. once has the sandboxes by their idempotency keys.
 	loseCreated int
 	once        map[string]string
-	snapshots []client.Snapshot
+	snapshots   []client.Snapshot
 	// templates knows templates besides base; nil: there are none.
 	templates func(name string) bool
 	bodies    []string        // of pauses, connects, snapshots and forks
