@@ -123,6 +123,17 @@ func TestTemplateBuilds(t *testing.T) {
 		if out := s.exec(id, "pgrep -f http.server | head -1"); out == "" {
 			t.Error("the start command does not run")
 		}
+		// Members of a pool start from the same memory, so a warm claim has the server too.
+		s.must("pool", "create", "served", "--template", "served", "--size", "1", "--wait")
+		claimed, out := s.keep("served", "curl", "-s", "localhost:8080/page")
+		var box agents.SandboxList
+		if err := s.client().List(t.Context(), &box, client.MatchingLabels{agents.LabelLaunchType: agents.LaunchWarm}); err != nil {
+			t.Fatal(err)
+		}
+		if out != "served\n" || len(box.Items) != 1 || box.Items[0].Status.Barchan.ID != claimed {
+			t.Errorf("%s answers %q; warm claims: %+v", claimed, out, box.Items)
+		}
+		s.must("pool", "rm", "served")
 	})
 	t.Run("the unmodified SDK", func(t *testing.T) {
 		runSDK(t, "builds.test.mjs", append(s.in(t).clientEnv(), "BASE_IMAGE="+baseImage))
