@@ -70,20 +70,26 @@ func clusterReplica(t *testing.T, api *apiserver.Server) *Daemon {
 	return d
 }
 
+func startedAPI(t *testing.T) *apiserver.Server {
+	t.Helper()
+	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
+	if err == nil {
+		err = api.Start(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Stop)
+	return api
+}
+
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // TestClusterReplica: the replicas of a cluster have events and metrics of teams, each from its own watch, and delete templates.
 func TestClusterReplica(t *testing.T) {
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
+	api := startedAPI(t)
 	first := clusterReplica(t, api)
 	ctx, objects := t.Context(), first.cache.Live()
 	box := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "box", Finalizers: []string{agents.NodeFinalizer}}}
@@ -105,26 +111,9 @@ func TestClusterReplica(t *testing.T) {
 		}
 	}
 	reconcile()
-	eventsOf := func(d *Daemon, want ...events.Type) (list []events.Event) {
-		t.Helper()
-		eventually.NoError(t, "events", func() (err error) {
-			if list, err = d.manager.Events.List(events.Query{Namespace: "default", Limit: 10, OldestFirst: true}); err != nil {
-				return err
-			}
-			var got []events.Type
-			for _, e := range list {
-				got = append(got, e.Type)
-			}
-			if !slices.Equal(got, want) {
-				return fmt.Errorf("got %v, want %v", got, want)
-			}
-			return nil
-		})
-		return list
-	}
-	eventsOf(first, events.Created)
+	eventsOf(t, first, events.Created)
 	second := clusterReplica(t, api) // begins later, and has what runs
-	eventsOf(second, events.Created)
+	eventsOf(t, second, events.Created)
 	if err := objects.Get(ctx, client.ObjectKeyFromObject(box), box); err != nil {
 		t.Fatal(err)
 	}
@@ -132,12 +121,12 @@ func TestClusterReplica(t *testing.T) {
 	if err := objects.Update(ctx, box); err != nil {
 		t.Fatal(err)
 	}
-	eventsOf(first, events.Created, events.Updated)
+	eventsOf(t, first, events.Created, events.Updated)
 	if err := objects.Delete(ctx, box); err != nil {
 		t.Fatal(err)
 	}
 	reconcile()
-	one, two := eventsOf(first, events.Created, events.Updated, events.Killed), eventsOf(second, events.Created, events.Updated, events.Killed)
+	one, two := eventsOf(t, first, events.Created, events.Updated, events.Killed), eventsOf(t, second, events.Created, events.Updated, events.Killed)
 	for i := range one {
 		if one[i].ID != two[i].ID || one[i].ID == one[(i+1)%len(one)].ID {
 			t.Errorf("event %d, %s, is %s to one replica and %s to the other", i, one[i].Type, one[i].ID, two[i].ID)
@@ -151,6 +140,25 @@ func TestClusterReplica(t *testing.T) {
 		t.Error("a cluster's replica has webhooks or builds")
 	}
 	testDeleteTemplate(t, first)
+}
+
+// eventsOf returns the events of the default namespace once they are of these types.
+func eventsOf(t *testing.T, d *Daemon, want ...events.Type) (list []events.Event) {
+	t.Helper()
+	eventually.NoError(t, "events", func() (err error) {
+		if list, err = d.manager.Events.List(events.Query{Namespace: "default", Limit: 10, OldestFirst: true}); err != nil {
+			return err
+		}
+		var got []events.Type
+		for _, e := range list {
+			got = append(got, e.Type)
+		}
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("got %v, want %v", got, want)
+		}
+		return nil
+	})
+	return list
 }
 
 // testDeleteTemplate deletes an applied template, once no pool has it, and none that is not the team's.

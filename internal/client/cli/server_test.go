@@ -231,19 +231,7 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		n.CreateOptions.Timeout = time.Duration(n.Timeout) * time.Second
-		key := r.Header.Get("Idempotency-Key")
-		id, made := s.once[key]
-		if !made || key == "" {
-			s.created = append(s.created, n.CreateOptions)
-			id = fmt.Sprintf("i%019d", len(s.created))
-			s.order = append(s.order, id)
-			s.sandboxes[id] = &client.SandboxDetail{SandboxInfo: client.SandboxInfo{SandboxID: id, TemplateID: "base", State: "running"}}
-			s.once[key] = id
-		}
-		if s.loseCreated > 0 {
-			s.loseCreated--
-			panic(http.ErrAbortHandler)
-		}
+		id := s.createOnce(n.CreateOptions, r.Header.Get("Idempotency-Key"))
 		w.WriteHeader(http.StatusCreated)
 		_ = json.NewEncoder(w).Encode(client.Sandbox{SandboxID: id, TemplateID: "base"})
 		return
@@ -264,6 +252,23 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	_ = json.NewEncoder(w).Encode(list)
+}
+
+// createOnce returns the sandbox of a request, which is that of an earlier one with the same key, or loses the response.
+func (s *server) createOnce(n client.CreateOptions, key string) string {
+	id, made := s.once[key]
+	if !made || key == "" {
+		s.created = append(s.created, n)
+		id = fmt.Sprintf("i%019d", len(s.created))
+		s.order = append(s.order, id)
+		s.sandboxes[id] = &client.SandboxDetail{SandboxInfo: client.SandboxInfo{SandboxID: id, TemplateID: "base", State: "running"}}
+		s.once[key] = id
+	}
+	if s.loseCreated > 0 {
+		s.loseCreated--
+		panic(http.ErrAbortHandler)
+	}
+	return id
 }
 
 func (s *server) hasTemplate(name string) bool { return s.templates != nil && s.templates(name) }
