@@ -28,6 +28,9 @@ type CreateOptions struct {
 	VolumeMounts []VolumeMount `json:"volumeMounts,omitempty"`
 	// QueueTimeout is how long the request may wait for the quota of its namespace; zero: it is refused at once.
 	QueueTimeout time.Duration `json:"-"`
+	// IdempotencyKey makes the request safe to repeat: while the sandbox lives, the same request with the same key returns it. From 1 to
+	// 255 printable ASCII characters; empty: each request creates a sandbox.
+	IdempotencyKey string `json:"-"`
 }
 
 // createWire is CreateOptions as the API takes them.
@@ -40,6 +43,9 @@ func (n createWire) Headers() http.Header {
 	h := http.Header{}
 	if n.QueueTimeout > 0 {
 		h.Set("Barchan-Queue-Timeout", strconv.FormatInt(seconds(n.QueueTimeout), 10))
+	}
+	if n.IdempotencyKey != "" {
+		h.Set("Idempotency-Key", n.IdempotencyKey)
 	}
 	return h
 }

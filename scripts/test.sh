@@ -82,6 +82,9 @@ run_cluster() {
 		-run='^(TestSandboxes|TestTutorial)$/^(doctor|pool and claim|peers|tokens of the cluster|purge)$' "$@"
 }
 
+# run_crowd FLAG... asks for thousands of sandboxes, which takes minutes with the race detector.
+run_crowd() { TEST_PART=crowd run crowd ./internal/edge/e2b -run='^TestCrowd$' "$@"; }
+
 status=0 shuffle=on
 if [[ -n ${PKG:-} ]]; then
 	run all "$PKG" -p=2 "${race[@]}" "$@" || status=$?
@@ -108,6 +111,7 @@ else
 	step "compile all with the race detector" compile_race
 	{
 		run servers ./test/... -p=1 -shuffle=off "$@" || status=$?
+		[[ -n ${RUN:-} ]] || run_crowd "$@" || status=$?
 		[[ -n ${RUN:-} ]] || run_cluster "$@" || status=$?
 		exit "$status"
 	} &

@@ -220,6 +220,9 @@ func (d *Daemon) httpAPI(ctx context.Context) (http.Handler, error) {
 // hasServer reports whether this is a replica of a server of ours. On a cluster there is none.
 func (d *Daemon) hasServer() bool { return d.cfg.Role == config.RoleReplica && d.verifier == nil }
 
+// ofCluster reports whether this is a replica on a Kubernetes cluster.
+func (d *Daemon) ofCluster() bool { return d.cfg.Role == config.RoleReplica && d.verifier != nil }
+
 // serveForwarded answers what a replica forwards, once the boot is complete.
 func (d *Daemon) serveForwarded(w http.ResponseWriter, r *http.Request) {
 	if d.progress.Err() != nil {

@@ -58,11 +58,13 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 	if d.cfg.Role != config.RoleController { // which routes no requests
 		d.observers = slices.Insert(d.observers, 0, feeds.Route(d.routes))
 	}
-	if d.cfg.Role != config.RoleServer {
+	if d.cfg.Role != config.RoleServer && !d.ofCluster() {
 		return nil
 	}
+	// On a cluster no role reads Secrets, which webhooks are.
 	if d.eventLog, err = eventlog.Open(eventlog.Config{
 		Dir: filepath.Join(d.cfg.DataDir, "events"), Cache: d.cache, Quota: d.quotas, Size: d.defaultSize(), Allowed: d.cfg.WebhookAllow, Log: d.cfg.Log, Metrics: d.metrics,
+		NoWebhooks: d.ofCluster(),
 	}); err != nil {
 		return err
 	}
@@ -163,7 +165,7 @@ func (d *Daemon) defaultSize() templates.Size {
 	return templates.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20}
 }
 
-// eventStore returns the log of events; nil but in a server.
+// eventStore returns the log of events; nil but in a server and in a cluster's replicas.
 func (d *Daemon) eventStore() *events.Store {
 	if d.eventLog == nil {
 		return nil
@@ -176,7 +178,7 @@ func (d *Daemon) webhooks() *webhooks.Service {
 	if d.eventLog == nil {
 		return nil
 	}
-	return d.eventLog.Webhooks
+	return d.eventLog.Webhooks // nil on a cluster
 }
 
 // volumeFiles returns the files of volumes; nil on a cluster.

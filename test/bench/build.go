@@ -35,6 +35,8 @@ const slowServer = `CMD sleep 5; exec python3 -m http.server 8080 --directory /s
 HEALTHCHECK CMD curl -sf localhost:8080/page
 `
 
+var askSlowServer = []string{"curl", "-sf", "localhost:8080/page"}
+
 // measureBuild builds templates by the command that users have, its start included, and makes
 // sandboxes of one whose program starts slowly.
 func measureBuild(ctx context.Context, b *bench) error {
@@ -83,11 +85,38 @@ func measureBuild(ctx context.Context, b *bench) error {
 		return err
 	}
 	b.report.one("build", "a program that needs 5 s to start", "ms", millis(time.Since(began)))
-	slow, err := b.creates(ctx, "bench-built", b.rounds(20), "curl", "-sf", "localhost:8080/page")
+	slow, err := b.creates(ctx, "bench-built", b.rounds(20), askSlowServer...)
 	if err != nil {
 		return err
 	}
 	b.report.add("build", "cold create of it, until the program answers", "ms", slow).over("cold create", created.at(0.5))
+	return b.claimBuilt(ctx)
+}
+
+// claimBuilt claims from a pool of the template whose program starts slowly, beside one that has no program, in turns.
+func (b *bench) claimBuilt(ctx context.Context) error {
+	const plain, built = "bench-gvisor", "bench-built"
+	claims, outputs := map[string]samples{}, map[string]samples{}
+	for range b.rounds(10) {
+		for template, argv := range map[string][]string{plain: {"curl", "-V"}, built: askSlowServer} {
+			if err := b.poolOf(ctx, template, smallPool); err != nil {
+				return err
+			}
+			c, o, err := b.claimInARow(ctx, client.CreateOptions{TemplateID: template}, argv...)
+			if err != nil {
+				return err
+			}
+			claims[template], outputs[template] = append(claims[template], c[1:]...), append(outputs[template], o[1:]...)
+			if err := b.poolOf(ctx, template, 0); err != nil {
+				return err
+			}
+			if err := b.awaitFew(ctx, 0); err != nil {
+				return err
+			}
+		}
+	}
+	b.report.add("build", "warm claim of it, from a pool", "ms", claims[built]).over("warm claim of a plain template", claims[plain].at(0.5))
+	b.report.add("build", "the same until the program answers curl", "ms", outputs[built]).over("warm claim of a plain template to the output of curl -V", outputs[plain].at(0.5))
 	return nil
 }
 

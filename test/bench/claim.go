@@ -80,7 +80,7 @@ func (b *bench) claimOneByOne(ctx context.Context, durable floor) error {
 	var plain, output, bound, alone samples
 	for range b.rounds(10) {
 		for _, with := range []map[string]string{nil, env} {
-			claims, outputs, err := b.claimInARow(ctx, with)
+			claims, outputs, err := b.claimInARow(ctx, client.CreateOptions{TemplateID: "bench-gvisor", EnvVars: with}, "/bin/echo", "here")
 			if err != nil {
 				return err
 			}
@@ -100,8 +100,9 @@ func (b *bench) claimOneByOne(ctx context.Context, durable floor) error {
 	return nil
 }
 
-// claimInARow waits until the pool is full and at rest, and claims most of it.
-func (b *bench) claimInARow(ctx context.Context, env map[string]string) (claims, outputs samples, err error) {
+// claimInARow waits until the pool is full and at rest, claims most of it, and runs a command in each.
+func (b *bench) claimInARow(ctx context.Context, o client.CreateOptions, argv ...string) (claims, outputs samples, err error) {
+	o.Timeout = time.Hour
 	if err := b.awaitMembers(ctx, smallPool); err != nil {
 		return nil, nil, err
 	}
@@ -111,14 +112,17 @@ func (b *bench) claimInARow(ctx context.Context, env map[string]string) (claims,
 	var boxes []box
 	for range inARow {
 		began := time.Now()
-		x, err := b.server.claim(ctx, client.CreateOptions{TemplateID: "bench-gvisor", Timeout: time.Hour, EnvVars: env})
+		x, err := b.server.claim(ctx, o)
 		if err != nil {
 			return nil, nil, err
 		}
 		claims = append(claims, millis(time.Since(began)))
-		first, err := x.run(ctx, "/bin/echo", "here")
+		first, err := x.run(ctx, argv...)
 		if err != nil {
 			return nil, nil, err
+		}
+		if first.stdout == "" {
+			return nil, nil, fmt.Errorf("%v in a sandbox of %s printed nothing", argv, o.TemplateID)
 		}
 		outputs = append(outputs, millis(first.output.Sub(began)))
 		boxes = append(boxes, x)
@@ -206,9 +210,12 @@ func (b *bench) claimWithoutNode(ctx context.Context, durable floor) error {
 }
 
 // pool makes the pool of the gVisor template, or changes its size.
-func (b *bench) pool(ctx context.Context, size int) error {
+func (b *bench) pool(ctx context.Context, size int) error { return b.poolOf(ctx, "bench-gvisor", size) }
+
+// poolOf makes the pool of a template, or changes its size.
+func (b *bench) poolOf(ctx context.Context, template string, size int) error {
 	_, err := b.server.command(ctx, fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxWarmPool",
-"metadata":{"name":"bench","namespace":"default"},"spec":{"replicas":%d,"sandboxTemplateRef":{"name":"bench-gvisor"}}}`, size), "apply", "-f", "-")
+"metadata":{"name":"%[1]s","namespace":"default"},"spec":{"replicas":%[2]d,"sandboxTemplateRef":{"name":"%[1]s"}}}`, template, size), "apply", "-f", "-")
 	return err
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -123,6 +125,20 @@ func TestTemplateBuilds(t *testing.T) {
 		if out := s.exec(id, "pgrep -f http.server | head -1"); out == "" {
 			t.Error("the start command does not run")
 		}
+		// Members of a pool start from the same memory, so a warm claim has the server too.
+		s.must("pool", "create", "served", "--template", "served", "--size", "1", "--wait")
+		claimed, out := s.keep("served", "curl", "-s", "localhost:8080/page")
+		var box agents.SandboxList
+		if err := s.client().List(t.Context(), &box, client.MatchingLabels{agents.LabelLaunchType: agents.LaunchWarm}); err != nil {
+			t.Fatal(err)
+		}
+		warm := slices.ContainsFunc(box.Items, func(x agents.Sandbox) bool {
+			return x.Status.Barchan != nil && x.Status.Barchan.ID == claimed && pool.MemberOf(&x) == ""
+		})
+		if out != "served\n" || !warm {
+			t.Errorf("%s, which was a member: %v, answers %q", claimed, warm, out)
+		}
+		s.must("pool", "rm", "served")
 	})
 	t.Run("the unmodified SDK", func(t *testing.T) {
 		runSDK(t, "builds.test.mjs", append(s.in(t).clientEnv(), "BASE_IMAGE="+baseImage))

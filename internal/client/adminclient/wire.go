@@ -34,6 +34,8 @@ type Status struct {
 	DataDir   string    `json:"dataDir"`
 	// Sandboxes counts sandboxes by their phase.
 	Sandboxes map[string]int `json:"sandboxes"`
+	// Quotas are the limits of a namespace without its own, by the ends of the annotations and as these have them. Without one there is no limit.
+	Quotas map[string]string `json:"quotas"`
 	// Conditions are the current failures; while there are any, new work is rejected.
 	Conditions []Condition `json:"conditions,omitempty"`
 	// Components are the programs that the server depends on.

@@ -294,6 +294,18 @@ func TestNetworkOfRun(t *testing.T) {
 	}
 }
 
+// TestLostResponse loses the response to a create, after which the server has the sandbox. It is the one that runs and ends.
+func TestLostResponse(t *testing.T) {
+	s := newServer(t, startAgent(t))
+	s.loseCreated = 1
+	s.run("", "run", "--", "echo", "out").want(t, 0, "out\n", "")
+	s.loseCreated = 2
+	s.run("1\n2\n", "run", "--parallel", "2", "--json", "--", "echo", "{}").want(t, 0, "", "2 succeeded, 0 failed, 0 did not run to their end")
+	if len(s.created) != 3 || len(s.sandboxes) != 0 {
+		t.Errorf("%d sandboxes for three commands, and %d are left", len(s.created), len(s.sandboxes))
+	}
+}
+
 // TestHostileNames has a guest and a tenant name things so that they would command the operator's terminal.
 func TestHostileNames(t *testing.T) {
 	const evil = "a\x1b[2J\x1b]0;x\x07\r\nrunning\u202e\u009b1m"

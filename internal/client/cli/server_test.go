@@ -104,7 +104,10 @@ type server struct {
 	sandboxes map[string]*client.SandboxDetail
 	order     []string
 	created   []client.CreateOptions
-	snapshots []client.Snapshot
+	// loseCreated is how many responses to creates are lost. once has the sandboxes by their idempotency keys.
+	loseCreated int
+	once        map[string]string
+	snapshots   []client.Snapshot
 	// templates knows templates besides base; nil: there are none.
 	templates func(name string) bool
 	bodies    []string        // of pauses, connects, snapshots and forks
@@ -126,7 +129,7 @@ type server struct {
 
 func newServer(t *testing.T, agent *url.URL) *server {
 	t.Helper()
-	s := &server{t: t, agent: agent, sandboxes: map[string]*client.SandboxDetail{}}
+	s := &server{t: t, agent: agent, sandboxes: map[string]*client.SandboxDetail{}, once: map[string]string{}}
 	var err error
 	if s.dir, err = os.MkdirTemp("", "bcli"); err != nil { //nolint:usetesting // t.TempDir is too long for a socket
 		t.Fatal(err)
@@ -140,7 +143,7 @@ func newServer(t *testing.T, agent *url.URL) *server {
 	}
 	addr := strings.TrimPrefix(s.front.URL, "http://")
 	s.status = adminclient.Status{
-		Version: "1.2.3", PID: os.Getpid(), Node: "n1", StartedAt: time.Now().Add(-time.Hour), Ready: true, Phase: "ready", DataDir: s.dir,
+		Version: "1.2.3", PID: os.Getpid(), Node: "n1", StartedAt: time.Now().Add(-time.Hour), Ready: true, Phase: "ready", DataDir: s.dir, Quotas: map[string]string{"snapshots": "10000", "stored": "1Ti"},
 		Addresses: adminclient.Addresses{
 			HTTP: addr, TLS: "127.0.0.1:7743", Kube: "127.0.0.1:7764", Domain: "barchan.localhost:7743",
 			CAFile: "/data/ca.pem", Kubeconfig: filepath.Join(s.dir, "kubeconfig"), APIKeyFile: keyFile,
@@ -228,10 +231,7 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		n.CreateOptions.Timeout = time.Duration(n.Timeout) * time.Second
-		s.created = append(s.created, n.CreateOptions)
-		id := fmt.Sprintf("i%019d", len(s.created))
-		s.order = append(s.order, id)
-		s.sandboxes[id] = &client.SandboxDetail{SandboxInfo: client.SandboxInfo{SandboxID: id, TemplateID: "base", State: "running"}}
+		id := s.createOnce(n.CreateOptions, r.Header.Get("Idempotency-Key"))
 		w.WriteHeader(http.StatusCreated)
 		_ = json.NewEncoder(w).Encode(client.Sandbox{SandboxID: id, TemplateID: "base"})
 		return
@@ -252,6 +252,23 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	_ = json.NewEncoder(w).Encode(list)
+}
+
+// createOnce returns the sandbox of a request, which is that of an earlier one with the same key, or loses the response.
+func (s *server) createOnce(n client.CreateOptions, key string) string {
+	id, made := s.once[key]
+	if !made || key == "" {
+		s.created = append(s.created, n)
+		id = fmt.Sprintf("i%019d", len(s.created))
+		s.order = append(s.order, id)
+		s.sandboxes[id] = &client.SandboxDetail{SandboxInfo: client.SandboxInfo{SandboxID: id, TemplateID: "base", State: "running"}}
+		s.once[key] = id
+	}
+	if s.loseCreated > 0 {
+		s.loseCreated--
+		panic(http.ErrAbortHandler)
+	}
+	return id
 }
 
 func (s *server) hasTemplate(name string) bool { return s.templates != nil && s.templates(name) }

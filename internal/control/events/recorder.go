@@ -218,7 +218,11 @@ func (r *Recorder) record(tx *bolt.Tx, c change, recorded *int) error {
 	case was != nil || shown(c.sandbox):
 		now = new(r.observed(c.sandbox, was))
 	}
-	for _, e := range between(c.uid, was, now, c.at) {
+	version := ""
+	if c.sandbox != nil {
+		version = c.sandbox.ResourceVersion
+	}
+	for _, e := range between(c.uid, version, was, now, c.at) {
 		if err := r.cfg.Store.add(tx, &e); err != nil {
 			return err
 		}
@@ -282,7 +286,7 @@ func (r *Recorder) recordCheckpoint(tx *bolt.Tx, c change, recorded *int) error 
 		of = &state{Namespace: c.checkpoint.Namespace}
 	}
 	e := of.event(source, Checkpointed, c.at)
-	e.Data.SnapshotID = c.checkpoint.SnapshotID()
+	e.ID, e.Data.SnapshotID = idOf(string(c.uid)), c.checkpoint.SnapshotID()
 	if err := r.cfg.Store.add(tx, &e); err != nil {
 		return err
 	}

@@ -92,7 +92,8 @@ func bounded(m map[string]string) map[string]string {
 }
 
 // between returns the events between two states of a sandbox; nil is one that clients do not know, before and after.
-func between(uid types.UID, was, now *state, at time.Time) []Event {
+// version is that of the object.
+func between(uid types.UID, version string, was, now *state, at time.Time) []Event {
 	switch {
 	case was == nil && now == nil:
 		return nil
@@ -114,12 +115,13 @@ func between(uid types.UID, was, now *state, at time.Time) []Event {
 		return []Event{now.event(uid, Resumed, at)}
 	}
 	now.StartedAt = was.StartedAt
-	return now.updated(uid, was, at)
+	return now.updated(uid, version, was, at)
 }
 
 // updated compares what clients can set. While a sandbox is paused or moves, its end changes without their doing.
-func (now *state) updated(uid types.UID, was *state, at time.Time) []Event {
+func (now *state) updated(uid types.UID, version string, was *state, at time.Time) []Event {
 	e := now.event(uid, Updated, at)
+	e.ID = idOf(e.ID + version) // an execution has several
 	if !now.Paused && !was.Pending && !now.EndAt.Equal(was.EndAt) && !now.EndAt.IsZero() && !was.EndAt.IsZero() {
 		e.Data.SetTimeout = &now.EndAt
 	}
@@ -131,13 +133,17 @@ func (now *state) updated(uid types.UID, was *state, at time.Time) []Event {
 	return []Event{e}
 }
 
+// event returns an event whose ID every process that records it derives alike, as the replicas of a cluster do.
 func (now *state) event(uid types.UID, t Type, at time.Time) Event {
+	execution := idOf(string(uid) + now.StartedAt.Format(time.RFC3339Nano))
 	return Event{
-		Version: version, ID: uuid.NewString(), Type: t, Data: &Data{Metadata: now.Metadata}, BuildID: now.Build,
-		ExecutionID: uuid.NewSHA1(uuid.NameSpaceOID, []byte(string(uid)+now.StartedAt.Format(time.RFC3339Nano))).String(),
+		Version: version, ID: idOf(execution + string(t)), Type: t, Data: &Data{Metadata: now.Metadata}, BuildID: now.Build,
+		ExecutionID: execution,
 		SandboxID:   string(sandbox.IDOf(uid)), Namespace: now.Namespace, TemplateID: now.Template, Timestamp: at.UTC(),
 	}
 }
+
+func idOf(what string) string { return uuid.NewSHA1(uuid.NameSpaceOID, []byte(what)).String() }
 
 // ended returns an event that ends the execution, if it runs.
 func (now *state) ended(uid types.UID, t Type, at time.Time) Event {

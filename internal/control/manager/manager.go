@@ -102,7 +102,10 @@ type Manager struct {
 	// Volumes is nil on clusters.
 	Volumes *volumes.Service
 	Creates *creating.Creator
-	// Events is nil where none are recorded: in replicas and on clusters.
+	// DeleteTemplate deletes a tenant's own template by its name, alias or ID: one that builds made, or on a cluster, which has no builds,
+	// one that was applied.
+	DeleteTemplate func(ctx context.Context, namespace, id string) error
+	// Events is nil in the replicas of a server, which has them.
 	Events *events.Store
 	// Webhooks is nil in replicas, whose server has them, and on clusters.
 	Webhooks *webhooks.Service
@@ -154,12 +157,14 @@ func New(cfg Config) (*Manager, error) {
 		},
 	}
 	m.Snapshots = &snapshots.Store{Sandboxes: m.Sandboxes, Cache: cfg.Cache, CaptureTimeout: cmp.Or(cfg.CaptureTimeout, 10*time.Minute)}
+	m.DeleteTemplate = (&builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Log: log, Applied: true}).Delete
 	if cfg.BuildFiles != nil {
 		key, err := cfg.Tokens.Derive(signedurl.PurposeUploads)
 		if err != nil {
 			return nil, err
 		}
 		m.Builds = &builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Snapshots: m.Snapshots, Files: cfg.BuildFiles, Quota: cfg.Quota, Log: log, UploadKey: key, Gate: cfg.Gate}
+		m.DeleteTemplate = m.Builds.Delete
 	}
 	if cfg.VolumeFiles != nil {
 		key, err := cfg.Tokens.Derive(volumes.PurposeTokens)

@@ -11,21 +11,24 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
+// AnnotationPrefix begins the annotations on a Namespace that override limits.
+const AnnotationPrefix = "barchan.dev/quota-"
+
 // Annotations on a Namespace, each of which overrides one field of [Limits].
 const (
 	// AnnotationSandboxes is a whole number; 0 refuses every sandbox.
-	AnnotationSandboxes = "barchan.dev/quota-sandboxes"
+	AnnotationSandboxes = AnnotationPrefix + "sandboxes"
 	// AnnotationCPU and AnnotationMemory are quantities: "2.5" cores or "500m", "16Gi".
-	AnnotationCPU    = "barchan.dev/quota-cpu"
-	AnnotationMemory = "barchan.dev/quota-memory"
+	AnnotationCPU    = AnnotationPrefix + "cpu"
+	AnnotationMemory = AnnotationPrefix + "memory"
 	// AnnotationCounts is "running" or "all".
-	AnnotationCounts = "barchan.dev/quota-counts"
+	AnnotationCounts = AnnotationPrefix + "counts"
 	// AnnotationVolumes is a whole number; 0 refuses every volume. AnnotationVolumeCapacity is a quantity, "100Gi".
-	AnnotationVolumes        = "barchan.dev/quota-volumes"
-	AnnotationVolumeCapacity = "barchan.dev/quota-volume-capacity"
+	AnnotationVolumes        = AnnotationPrefix + "volumes"
+	AnnotationVolumeCapacity = AnnotationPrefix + "volume-capacity"
 	// AnnotationCreates is a whole number, the new sandboxes a second. AnnotationStored is a quantity, "100Gi".
-	AnnotationCreates = "barchan.dev/quota-creates"
-	AnnotationStored  = "barchan.dev/quota-stored"
+	AnnotationCreates = AnnotationPrefix + "creates"
+	AnnotationStored  = AnnotationPrefix + "stored"
 )
 
 // Values of AnnotationCounts.

@@ -38,7 +38,7 @@ func (k Kind) String() string {
 }
 
 // Annotation returns the annotation of a Namespace that overrides the limit of a kind: a whole number; 0 refuses every one.
-func (k Kind) Annotation() string { return "barchan.dev/quota-" + k.String() }
+func (k Kind) Annotation() string { return AnnotationPrefix + k.String() }
 
 // Title returns the kind as the head of a row.
 func (k Kind) Title() string {

@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
+	"github.com/barchan-dev/barchan/internal/daemon/quotas"
 	"github.com/barchan-dev/barchan/internal/node/toolchain"
 )
 
@@ -36,7 +37,7 @@ func (s Server) ownStatus(ctx context.Context) (adminclient.Status, error) {
 	cfg, early := s.cfg.Config, s.cfg.Early()
 	status := adminclient.Status{
 		Version: s.cfg.Version, PID: os.Getpid(), Node: cfg.NodeName, Role: cfg.Role, StartedAt: s.cfg.Started,
-		Ready: ready, Phase: current, DataDir: cfg.DataDir, Sandboxes: map[string]int{},
+		Ready: ready, Phase: current, DataDir: cfg.DataDir, Sandboxes: map[string]int{}, Quotas: quotas.Texts(cfg),
 		Addresses: adminclient.Addresses{
 			HTTP: early.HTTP, TLS: early.TLS, SSH: early.SSH, CAFile: early.CAFile, Domain: cfg.Domain(),
 			Kubeconfig: cfg.Kubeconfig(), APIKeyFile: cfg.APIKeyFile(), Kube: cfg.KubeAddr,

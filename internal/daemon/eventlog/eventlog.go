@@ -33,14 +33,16 @@ type Config struct {
 	Quota   *quota.Quotas
 	Size    templates.Size // of a sandbox without limits
 	Allowed []netip.Prefix // beside public addresses
-	Log     *slog.Logger
-	Metrics prometheus.Registerer
+	// NoWebhooks is of a process that delivers nothing, and reads no Secrets.
+	NoWebhooks bool
+	Log        *slog.Logger
+	Metrics    prometheus.Registerer
 }
 
 // Log records and delivers.
 type Log struct {
 	Store    *events.Store
-	Webhooks *webhooks.Service
+	Webhooks *webhooks.Service // nil with NoWebhooks
 
 	cfg       Config
 	recorder  *events.Recorder
@@ -56,25 +58,38 @@ func Open(cfg Config) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Log{cfg: cfg, Store: store, Webhooks: &webhooks.Service{Objects: cfg.Cache.Live(), Quota: cfg.Quota, Allowed: cfg.Allowed}}
-	if err := l.make(); err != nil {
+	l := &Log{cfg: cfg, Store: store}
+	recorded := func() {}
+	if !cfg.NoWebhooks {
+		recorded, err = l.makeWebhooks()
+	}
+	if err == nil {
+		err = l.makeRecorder(recorded)
+	}
+	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	l.Webhooks.Changed = l.deliverer.Changed
 	return l, nil
 }
 
-func (l *Log) make() (err error) {
+// makeWebhooks returns what is called after events are recorded.
+func (l *Log) makeWebhooks() (recorded func(), err error) {
+	l.Webhooks = &webhooks.Service{Objects: l.cfg.Cache.Live(), Quota: l.cfg.Quota, Allowed: l.cfg.Allowed}
 	l.deliverer, err = webhooks.NewDeliverer(webhooks.DelivererConfig{
 		Events: l.Store, Allowed: l.cfg.Allowed, Log: l.cfg.Log.With("component", "webhooks"), Metrics: l.cfg.Metrics,
 		List: func(ctx context.Context) ([]webhooks.Webhook, error) { return l.Webhooks.List(ctx, "") },
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
+	l.Webhooks.Changed = l.deliverer.Changed
+	return l.deliverer.Recorded, nil
+}
+
+func (l *Log) makeRecorder(recorded func()) (err error) {
 	sizes := &templates.Catalog{DefaultSize: l.cfg.Size}
 	l.recorder, err = events.NewRecorder(events.Config{
-		Store: l.Store, Objects: l.cfg.Cache, Log: l.cfg.Log.With("component", "events"), Recorded: l.deliverer.Recorded,
+		Store: l.Store, Objects: l.cfg.Cache, Log: l.cfg.Log.With("component", "events"), Recorded: recorded,
 		Gone: func(ctx context.Context, namespace string) (bool, error) {
 			err := l.cfg.Cache.Live().Get(ctx, types.NamespacedName{Name: namespace}, &corev1.Namespace{})
 			if apierrors.IsNotFound(err) {
@@ -101,6 +116,8 @@ func (l *Log) Run(ctx context.Context) (err error) {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return l.recorder.Run(ctx) })
-	group.Go(func() error { return l.deliverer.Run(ctx) })
+	if l.deliverer != nil {
+		group.Go(func() error { return l.deliverer.Run(ctx) })
+	}
 	return group.Wait()
 }

@@ -2,6 +2,11 @@
 package quotas
 
 import (
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
@@ -22,6 +27,31 @@ func Defaults(cfg *config.Config) quota.Limits {
 			quota.Webhooks: limit(int64(cfg.QuotaWebhooks)), quota.Keys: limit(int64(cfg.QuotaKeys)),
 		},
 	}
+}
+
+// Texts returns the defaults that are limits, by the ends of their annotations and as these have them.
+func Texts(cfg *config.Config) map[string]string {
+	l, texts := Defaults(cfg), map[string]string{}
+	add := func(annotation string, l quota.Limit, text string) {
+		if l.Set {
+			texts[strings.TrimPrefix(annotation, quota.AnnotationPrefix)] = text
+		}
+	}
+	count := func(annotation string, l quota.Limit) { add(annotation, l, strconv.FormatInt(l.Most, 10)) }
+	bytes := func(annotation string, l quota.Limit) {
+		add(annotation, l, resource.NewQuantity(l.Most, resource.BinarySI).String())
+	}
+	count(quota.AnnotationSandboxes, l.Sandboxes)
+	count(quota.AnnotationCreates, l.Creates)
+	count(quota.AnnotationVolumes, l.Volumes)
+	add(quota.AnnotationCPU, l.MilliCPU, resource.NewMilliQuantity(l.MilliCPU.Most, resource.DecimalSI).String())
+	bytes(quota.AnnotationMemory, l.Memory)
+	bytes(quota.AnnotationVolumeCapacity, l.VolumeCapacity)
+	bytes(quota.AnnotationStored, l.Stored)
+	for _, kind := range quota.Kinds() {
+		count(kind.Annotation(), l.Objects[kind])
+	}
+	return texts
 }
 
 // sandboxes returns how many sandboxes a namespace may have; 0: any number. A cluster has its own limits, by its nodes.

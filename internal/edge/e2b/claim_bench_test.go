@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,16 +26,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
-	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/events"
-	"github.com/barchan-dev/barchan/internal/control/manager"
-	"github.com/barchan-dev/barchan/internal/control/picker"
-	"github.com/barchan-dev/barchan/internal/control/quota"
-	"github.com/barchan-dev/barchan/internal/edge/e2b"
-	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
 // BenchmarkClaim claims from a pool over HTTP, by clients that keep their connections: all of
@@ -113,9 +105,7 @@ func benchmarkClaim(b *testing.B, clients int) {
 
 // claimServer is a server without a node.
 type claimServer struct {
-	api      *apiserver.Server
-	objects  *cache.Cache
-	picker   *picker.Picker
+	*controlPlane
 	rest     *client.Client
 	template *extensions.SandboxTemplate
 	pool     *extensions.SandboxWarmPool
@@ -133,23 +123,11 @@ func newClaimServer(b *testing.B) *claimServer {
 	dir, err := os.MkdirTemp("", "claims-") //nolint:usetesting // on the disk that TMPDIR names
 	must(err)
 	b.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := &claimServer{}
-	s.api, err = apiserver.New(apiserver.Config{DataDir: dir, Log: telemetry.Discard()})
-	must(err)
-	must(s.api.Start(b.Context()))
-	b.Cleanup(s.api.Stop)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(b.Context()))
-	var wg sync.WaitGroup
-	b.Cleanup(func() { cancel(); wg.Wait() })
-	s.objects, err = cache.New(ctx, cache.Config{REST: s.api.RESTConfig(apiserver.UserController)})
+	plane, stop, err := startControlPlane(ctx, apiserver.Config{DataDir: dir, Log: telemetry.Discard()})
+	b.Cleanup(func() { cancel(); stop() })
 	must(err)
-	direct := s.api.Direct(apiserver.UserController)
-	s.picker, err = picker.New(picker.Config{Writer: direct})
-	must(err)
-	routes := route.NewTable()
-	quotas, err := quota.New(quota.Config{Reader: s.objects, Log: telemetry.Discard()})
-	must(err)
-	assumed := assumecache.New(s.objects.Sandbox)
+	s := &claimServer{controlPlane: plane}
 	store, err := events.Open(dir, 0) // on the disk of etcd, as in a server
 	must(err)
 	recorder, err := events.NewRecorder(events.Config{
@@ -157,32 +135,14 @@ func newClaimServer(b *testing.B) *claimServer {
 		Gone: func(context.Context, string) (bool, error) { return false, nil },
 	})
 	must(err)
-	_, err = cache.On(ctx, s.objects, func(older, newer *agents.Sandbox) {
-		assumed.Observe(older, newer)
-		s.picker.Observe(older, newer)
-		quotas.Observe(older, newer)
-		if os.Getenv("BENCH_NO_EVENTS") == "" {
-			recorder.Observe(older, newer)
-		}
-		if newer != nil {
-			routes.Apply(newer)
-		}
-	})
-	must(err)
-	wg.Go(func() { _ = s.objects.Run(ctx) })
-	must(s.objects.WaitSynced(ctx))
+	if os.Getenv("BENCH_NO_EVENTS") == "" {
+		_, err = cache.On(ctx, s.objects, recorder.Observe)
+		must(err)
+	}
+	var wg sync.WaitGroup
+	b.Cleanup(func() { cancel(); wg.Wait() })
 	wg.Go(func() { _ = errors.Join(recorder.Run(ctx), store.Close()) })
-	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
-	must(err)
-	byAddress := agentclient.New(agentclient.Config{Tokens: tokens})
-	m, err := manager.New(manager.Config{
-		Binder: byAddress, Agents: byAddress,
-		Objects: direct, Cache: s.objects, Picker: s.picker, Quota: quotas, Assumed: assumed, Routes: routes, Tokens: tokens, Log: telemetry.Discard(),
-	})
-	must(err)
-	rest, err := e2b.New(e2b.Config{Manager: m, Log: telemetry.Discard()})
-	must(err)
-	web := httptest.NewServer(rest)
+	web := httptest.NewServer(s.web)
 	b.Cleanup(web.Close)
 	s.writeObjects(ctx, b, must)
 	key := barchan.NewKeySecret()

@@ -283,7 +283,7 @@ func TestErrorsHaveOneShape(t *testing.T) {
 		"many forks":         {"POST", "/sandboxes/" + id + "/fork", `{"count":101}`, nil, 400, "count: must be from 1 to 100"},
 		"fork of none":       {"POST", "/sandboxes/i0000000000000000000/fork", "", nil, 404, "doesn't exist"},
 		"builds":             {"POST", "/v3/templates", "{}", nil, 501, "template builds: not available"},
-		"deleting templates": {"DELETE", "/templates/base", "", nil, 501, "not available"},
+		"deleting templates": {"DELETE", "/templates/base", "", nil, 403, "its operator changes and deletes it"},
 		"deleting no other":  {"DELETE", "/templates/nope", "", nil, 404, "template 'nope' not found"},
 		"publishing":         {"PATCH", "/v2/templates/base", `{"public":false}`, nil, 403, "public: the operator decides"},
 		"deleting nothing":   {"DELETE", "/templates/a%2Fb%3Adefault", "", nil, 404, "snapshot 'a/b:default' not found"},

@@ -140,6 +140,9 @@ func (r Rootfs) Over(dir string) (Rootfs, error) {
 				m.Options[i] = "workdir=" + work
 			}
 		}
+		if m.Type == overlayType {
+			m.Options = append(m.Options, sameInodes)
+		}
 		out.mounts = append(out.mounts, m)
 	}
 	return out, nil
@@ -148,7 +151,13 @@ func (r Rootfs) Over(dir string) (Rootfs, error) {
 // UpperIn is the directory with the writes to a snapshot in a directory that was given to Over.
 func UpperIn(dir string) string { return filepath.Join(dir, "fs") }
 
-const upperOption = "upperdir="
+const (
+	overlayType = "overlay"
+	upperOption = "upperdir="
+	// sameInodes has a file of the image keep its inode number when it is first written or linked, although the upper directory is on another
+	// file system. Else gVisor shows its links as different files, and git refuses to clone from the image.
+	sameInodes = "xino=on"
+)
 
 // Mount mounts the snapshot at a directory, without access to devices. With setuid the kernel of this host lets its programs
 // change their user, which those of a gVisor sandbox do not need.

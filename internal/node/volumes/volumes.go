@@ -29,6 +29,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -201,9 +202,10 @@ func (s *Store) check(ref volumetree.Ref) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("volume %s has no files: %w", ref.Key(), errs.ErrNotFound)
 	case err != nil:
-		return errs.Retryable(fmt.Errorf("read volume %s: %w", ref.Key(), err))
+		return withoutPaths("read volume "+ref.Key().String(), err)
 	case string(uid) != string(ref.UID):
-		return fmt.Errorf("directory %s belongs to a volume that no longer exists; move it away: %w", s.path(ref.Key()), errs.ErrConflict)
+		cause := fmt.Errorf("%s is of volume %s: %w", s.path(ref.Key()), uid, errs.ErrConflict)
+		return errs.Public(cause, fmt.Sprintf("the node has files of an earlier volume %s; its operator moves them away, or choose another name", ref.Key()))
 	}
 	return nil
 }
@@ -215,7 +217,7 @@ func (s *Store) Make(ctx context.Context, ref volumetree.Ref, capacity int64, at
 	if errors.Is(err, errs.ErrNotFound) {
 		temp, namespace := filepath.Join(s.dir, making+string(ref.UID)), filepath.Join(s.dir, ref.Namespace)
 		if err = s.makeAt(ctx, temp, namespace, ref, capacity, at != nil); err != nil {
-			return errs.Retryable(fmt.Errorf("make volume %s: %w", ref.Key(), err))
+			return withoutPaths("make volume "+ref.Key().String(), err)
 		}
 		failpoint.Reach("volume/made")
 	}
@@ -226,6 +228,15 @@ func (s *Store) Make(ctx context.Context, ref volumetree.Ref, capacity int64, at
 		return fmt.Errorf("volume %s is elsewhere, and this node mounts none: %w", ref.Key(), errs.ErrUnavailable)
 	}
 	return s.mounts.Attach(ctx, s.path(ref.Key(), dataDir), s.path(ref.Key(), remoteDir), *at)
+}
+
+// withoutPaths is errs.Retryable with a text for users that has no path of the host: conditions of Volumes show it.
+func withoutPaths(action string, err error) error {
+	text := "the log of the node has the cause"
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		text = errno.Error()
+	}
+	return errs.Public(errs.Retryable(fmt.Errorf("%s: %w", action, err)), action+": "+text)
 }
 
 // remote reports whether a volume is elsewhere.

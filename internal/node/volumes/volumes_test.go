@@ -127,9 +127,11 @@ func TestOtherVolume(t *testing.T) {
 	s := made(t, dir)
 	other := ref
 	other.UID = "uid-2"
-	if err := s.Make(t.Context(), other, 1<<30, nil); !errors.Is(err, errs.ErrConflict) {
+	err := s.Make(t.Context(), other, 1<<30, nil)
+	if !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("made: %v", err)
 	}
+	wantNoPath(t, err, dir)
 	if _, err := s.Tree(other); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("opened: %v", err)
 	}
@@ -192,5 +194,29 @@ func TestRemoteFaults(t *testing.T) {
 		if _, err := s.Source(ref.Key()); (err == nil) != usable {
 			t.Errorf("%s: error %v", reason, err)
 		}
+	}
+}
+
+// The condition of a Volume shows why it cannot be made, and users see that.
+func TestErrorsHaveNoPaths(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	if err := os.WriteFile(filepath.Join(dir, ref.Namespace), nil, 0o600); err != nil { // where a directory belongs
+		t.Fatal(err)
+	}
+	err := s.Make(t.Context(), ref, 1<<30, nil)
+	if !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("made: %v", err)
+	}
+	wantNoPath(t, err, dir)
+	if text := errs.Text(err); !strings.HasSuffix(text, "not a directory") {
+		t.Errorf("the text has no cause: %s", text)
+	}
+}
+
+func wantNoPath(t *testing.T, err error, dir string) {
+	t.Helper()
+	if text := errs.Text(err); strings.Contains(text, dir) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("the text for users has a path of the host, or the log has none: %s; %v", text, err)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -59,7 +57,7 @@ type fixture struct {
 	quotas    *quota.Quotas
 	events    *eventLog
 	writes    *counter
-	nodes     *node
+	nodes     *fakecluster.Node
 	observed  *observed
 	stop      func()
 	// hold keeps changes of claims from the controller's cache, until release.
@@ -92,14 +90,14 @@ func start(t *testing.T, cfg *Config, opt options) *fixture {
 	w.quotas = quotas
 	p, err := picker.New(picker.Config{Writer: controlled})
 	must(t, err)
-	w.nodes = newNode(api)
+	w.nodes = fakecluster.NewNode(api)
 	assumed := assumecache.New(w.cache.Sandbox)
 	_, err = cache.On(t.Context(), w.cache, func(older, newer *agents.Sandbox) {
 		p.Observe(older, newer)
 		quotas.Observe(older, newer)
 		assumed.Observe(older, newer)
 		w.observed.observe(older, newer)
-		w.nodes.observe(newer)
+		w.nodes.Observe(newer)
 	})
 	must(t, err)
 	c, err := cfg.New(Parts{Client: controlled, Cache: w.cache, Picker: p, Binder: opt.binder, Quota: quotas, Assumed: assumed, Events: w.events, Patience: eventually.Patience})
@@ -120,11 +118,11 @@ func (w *fixture) run(c Starter) {
 			}
 		})
 	}
-	w.stop = sync.OnceFunc(func() { cancel(); w.nodes.queue.ShutDown(); running.Wait() })
+	w.stop = sync.OnceFunc(func() { cancel(); running.Wait() })
 	w.t.Cleanup(w.stop)
 	service("cache", w.cache.Run)
 	must(w.t, w.cache.WaitSynced(ctx))
-	service("stand-in", w.nodes.run)
+	service("stand-in", w.nodes.Run)
 	service("controller", c.Start)
 }
 
@@ -182,88 +180,6 @@ func (e *eventLog) all() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.Clone(e.reasons)
-}
-
-// node makes sandboxes what they wish to be, except for those it holds.
-type node struct {
-	api   client.Client
-	queue workqueue.TypedRateLimitingInterface[types.NamespacedName]
-
-	mu sync.Mutex
-	// +checklocks:mu
-	hold func(*agents.Sandbox) bool
-	// +checklocks:mu
-	held map[types.NamespacedName]bool
-}
-
-func newNode(api client.Client) *node {
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](time.Millisecond, 100*time.Millisecond)
-	return &node{
-		api: api, queue: workqueue.NewTypedRateLimitingQueue(limiter),
-		hold: func(*agents.Sandbox) bool { return false }, held: map[types.NamespacedName]bool{},
-	}
-}
-
-// holding stops changes of the sandboxes for which hold returns true; nil releases all.
-func (n *node) holding(hold func(*agents.Sandbox) bool) {
-	if hold == nil {
-		hold = func(*agents.Sandbox) bool { return false }
-	}
-	n.mu.Lock()
-	n.hold = hold
-	again := n.held
-	n.held = map[types.NamespacedName]bool{}
-	n.mu.Unlock()
-	for key := range again {
-		n.queue.Add(key)
-	}
-}
-
-func (n *node) observe(s *agents.Sandbox) {
-	if s != nil {
-		n.queue.Add(client.ObjectKeyFromObject(s))
-	}
-}
-
-func (n *node) holds(s *agents.Sandbox) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if !n.hold(s) {
-		return false
-	}
-	n.held[client.ObjectKeyFromObject(s)] = true
-	return true
-}
-
-func (n *node) run(ctx context.Context) error {
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for n.one(ctx) {
-			}
-		})
-	}
-	wg.Wait()
-	return nil
-}
-
-func (n *node) one(ctx context.Context) bool {
-	key, ended := n.queue.Get()
-	if ended {
-		return false
-	}
-	defer n.queue.Done(key)
-	s := &agents.Sandbox{}
-	err := n.api.Get(ctx, key, s)
-	if err == nil && !n.holds(s) {
-		err = fakecluster.Reconcile(ctx, n.api, s)
-	}
-	if err == nil || apierrors.IsNotFound(err) || ctx.Err() != nil {
-		n.queue.Forget(key)
-		return true
-	}
-	n.queue.AddRateLimited(key)
-	return true
 }
 
 // template makes a template; change may alter it first.

@@ -98,7 +98,7 @@ func expiryDeletes(t *testing.T, cfg *Config) {
 	w.gone(s)
 
 	c, s = w.served(w.claim("foreground"))
-	w.nodes.holding(func(s *agents.Sandbox) bool { return s.DeletionTimestamp != nil })
+	w.nodes.Holding(func(s *agents.Sandbox) bool { return s.DeletionTimestamp != nil })
 	update(w, c, ends(extensions.ClaimDeleteForeground))
 	await(w, s, &agents.SandboxList{}, "was being deleted", func(s *agents.Sandbox) bool { return s != nil && s.DeletionTimestamp != nil })
 	now := &extensions.SandboxClaim{}
@@ -106,7 +106,7 @@ func expiryDeletes(t *testing.T, cfg *Config) {
 	if now.DeletionTimestamp == nil {
 		t.Errorf("the claim is not being deleted while its sandbox is")
 	}
-	w.nodes.holding(nil)
+	w.nodes.Holding(nil)
 	w.gone(s)
 	w.awaitClaim(c, "went", none)
 }
@@ -151,7 +151,7 @@ func outlives(t *testing.T, cfg *Config) {
 	must(t, w.api.Delete(t.Context(), p))
 	must(t, w.api.Delete(t.Context(), x))
 	w.refused(w.claim("late"), extensions.ReasonWarmPoolNotFound, "spec.warmPoolRef.name") // so they are seen
-	w.nodes.holding(func(*agents.Sandbox) bool { return true })                            // the node would report otherwise
+	w.nodes.Holding(func(*agents.Sandbox) bool { return true })                            // the node would report otherwise
 	w.report(s, func(s *agents.Sandbox) { s.Status.PodIPs = []string{"10.1.2.3"} })
 	c = w.awaitClaim(c, "showed the new address", func(c *extensions.SandboxClaim) bool {
 		return slices.Equal(c.Status.Sandbox.PodIPs, []string{"10.1.2.3"})
@@ -280,7 +280,7 @@ func image(name string) func(*extensions.SandboxTemplate) {
 // coldUpdated updates the template while a sandbox starts for a claim.
 func coldUpdated(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	w.nodes.holding(func(s *agents.Sandbox) bool { return s.DeletionTimestamp == nil })
+	w.nodes.Holding(func(s *agents.Sandbox) bool { return s.DeletionTimestamp == nil })
 	x := w.template()
 	w.pool(x, 0)
 	c := w.claim("c")
@@ -291,7 +291,7 @@ func coldUpdated(t *testing.T, cfg *Config) {
 	}
 	x = update(w, x, image("second"))
 	w.gone(&old[0])
-	w.nodes.holding(nil)
+	w.nodes.Holding(nil)
 	_, s := w.served(c)
 	if want, _, err := pool.Revision(x); err != nil || pool.RevisionOf(s) != want {
 		t.Errorf("the claim got revision %s, want %s (%v)", pool.RevisionOf(s), want, err)
@@ -305,7 +305,7 @@ func updatedUnderClaims(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
 	x := w.template()
 	p := w.pool(x, members)
-	w.nodes.holding(func(s *agents.Sandbox) bool { return s.DeletionTimestamp != nil })
+	w.nodes.Holding(func(s *agents.Sandbox) bool { return s.DeletionTimestamp != nil })
 	claims := make([]*extensions.SandboxClaim, many)
 	begun, updated := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
@@ -341,7 +341,7 @@ func updatedUnderClaims(t *testing.T, cfg *Config) {
 	wg.Wait()
 	w.deleteStale(p, x)
 	judgeClaims(w, x, claims)
-	w.nodes.holding(nil)
+	w.nodes.Holding(nil)
 }
 
 // deleteStale deletes the members that are not of the template's revision.

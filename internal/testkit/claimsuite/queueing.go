@@ -152,14 +152,14 @@ func queueLeft(t *testing.T, cfg *Config) {
 		w.waiting(0)
 	}
 	// One that has waited leaves its room, too, if it gets no sandbox.
-	w.nodes.holding(func(*agents.Sandbox) bool { return true })
+	w.nodes.Holding(func(*agents.Sandbox) bool { return true })
 	c := w.claim("c", queues(3600), func(c *extensions.SandboxClaim) {
 		c.Spec.AdditionalPodMetadata.Labels = map[string]string{"a": "b"}
 	})
 	w.refused(c, extensions.ReasonQueued, "is number 1 of 1")
 	w.remove(p) // the claim's plan is refused from now on
 	w.refused(c, extensions.ReasonWarmPoolNotFound, poolName)
-	w.nodes.holding(nil)
+	w.nodes.Holding(nil)
 	w.remove(first)
 	eventually.True(t, "the use of the namespace ends", func() bool { running, _ := w.quotas.Used(w.namespace); return running.Sandboxes == 0 })
 }

@@ -64,7 +64,7 @@ func cold(t *testing.T, cfg *Config) {
 // is a member being created for each, and each claim is bound.
 func waits(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	w.nodes.holding(func(s *agents.Sandbox) bool { return pool.MemberOf(s) != "" })
+	w.nodes.Holding(func(s *agents.Sandbox) bool { return pool.MemberOf(s) != "" })
 	x := w.template()
 	p := w.pool(x, 0)
 	const many = 100
@@ -76,7 +76,7 @@ func waits(t *testing.T, cfg *Config) {
 		claims = append(claims, w.claim("c"+string(rune('a'+i/26))+string(rune('a'+i%26))))
 	}
 	w.awaitClaim(claims[0], "waited", func(c *extensions.SandboxClaim) bool { return ready(c).Reason == extensions.ReasonSandboxCreatePending })
-	w.nodes.holding(nil)
+	w.nodes.Holding(nil)
 	got := map[string]bool{}
 	for _, c := range claims {
 		_, s := w.served(c)
@@ -233,10 +233,10 @@ func volumes(t *testing.T, cfg *Config) {
 		c.Spec.VolumeClaimTemplates = []agents.PersistentVolumeClaimTemplate{{EmbeddedObjectMetadata: agents.EmbeddedObjectMetadata{Name: "data"}}}
 	})
 	w.refused(c, extensions.ReasonVolumeClaimsError, "spec.volumeClaimTemplates: ")
-	w.nodes.holding(func(*agents.Sandbox) bool { return true })
+	w.nodes.Holding(func(*agents.Sandbox) bool { return true })
 	update(w, x, func(x *extensions.SandboxTemplate) { x.Spec.VolumeClaimTemplatesPolicy = extensions.InjectionAllowed })
 	w.refused(c, extensions.ReasonSandboxCreatePending, "spec.volumeClaimTemplates cannot be mounted into a running sandbox")
-	w.nodes.holding(nil)
+	w.nodes.Holding(nil)
 	for name, names := range map[string][]string{"unnamed": {""}, "twice": {"a", "a"}, "malformed": {"A_b"}} { // the server takes them
 		c := w.claim(name, func(c *extensions.SandboxClaim) {
 			for _, n := range names {

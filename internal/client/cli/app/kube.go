@@ -41,17 +41,20 @@ var (
 type Kube struct {
 	Config *rest.Config
 	Client dynamic.Interface
+	// Quotas are [adminclient.Status.Quotas] of the local server; nil with another one's kubeconfig.
+	Quotas map[string]string
 }
 
 // Kube returns a client of the given kubeconfig's API, or of the local server's.
 func (a *App) Kube(ctx context.Context) (*Kube, error) {
+	var quotas map[string]string
 	file := a.First(a.Kubeconfig, envKubeconfig)
 	if file == "" {
 		s, err := a.LocalServer(ctx)
 		if err != nil {
 			return nil, forOthers(err, "name the server's kubeconfig by "+envKubeconfig)
 		}
-		file = s.Addresses.Kubeconfig
+		file, quotas = s.Addresses.Kubeconfig, s.Quotas
 	}
 	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
 		&clientcmd.ClientConfigLoadingRules{ExplicitPath: file}, &clientcmd.ConfigOverrides{}).ClientConfig()
@@ -64,7 +67,7 @@ func (a *App) Kube(ctx context.Context) (*Kube, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", file, err)
 	}
-	return &Kube{Config: cfg, Client: client}, nil
+	return &Kube{Config: cfg, Client: client, Quotas: quotas}, nil
 }
 
 // Scope is the namespace of a command.

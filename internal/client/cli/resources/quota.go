@@ -45,6 +45,14 @@ func limits() []limit {
 	}
 }
 
+// byDefault returns the limit of a namespace without its own.
+func (l limit) byDefault(quotas map[string]string) string {
+	if quotas == nil { // of a server that is not this machine's
+		return "default"
+	}
+	return cmp.Or(quotas[l.flag], "any") + " (default)"
+}
+
 func (l limit) annotation() string { return "barchan.dev/quota-" + l.flag }
 
 // QuotaCommand returns `barchan quota`.
@@ -55,7 +63,7 @@ func QuotaCommand(a *app.App) *cobra.Command {
 func quotaShowCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "show NAMESPACE", Short: "Show the limits and the use of a namespace",
-		Long: "Show the limits of a namespace, and the use of what its objects tell. A limit without a value of its own\nhas that of the server's settings: barchan config.",
+		Long: "Show the limits of a namespace, and the use of what its objects tell. A limit without a value of its own is marked\nas the default, that of the server's settings; with --kubeconfig the value is not known.",
 	}
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -78,7 +86,7 @@ func quotaShowCommand(a *app.App) *cobra.Command {
 			return err
 		}
 		if a.JSON {
-			return a.PrintJSON(map[string]any{"limits": set, "used": used})
+			return a.PrintJSON(map[string]any{"limits": set, "defaults": k.Quotas, "used": used})
 		}
 		tab := terminal.NewTable("LIMIT", "VALUE", "USED", "OF")
 		for _, l := range limits() {
@@ -89,7 +97,7 @@ func quotaShowCommand(a *app.App) *cobra.Command {
 					shown = terminal.Size(n)
 				}
 			}
-			tab.Add(l.flag, cmp.Or(set[l.flag], "default"), shown, l.doc)
+			tab.Add(l.flag, cmp.Or(set[l.flag], l.byDefault(k.Quotas)), shown, l.doc)
 		}
 		tab.Write(a.Stdout)
 		return nil

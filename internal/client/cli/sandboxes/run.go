@@ -3,9 +3,11 @@ package sandboxes
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +21,8 @@ import (
 const (
 	createWithin = 2 * time.Minute
 	killWithin   = 30 * time.Second
+	// maxPause is the longest pause between two tries of a create; the first is retryAfter.
+	maxPause = 4 * time.Second
 )
 
 // runOptions are the flags of run.
@@ -210,7 +214,7 @@ func runInNew(ctx context.Context, a *app.App, t *app.Server, n client.CreateOpt
 	made := time.Now()
 	var s *client.Sandbox
 	if v.none() {
-		s, err = t.REST.Create(create, n)
+		s, err = createOnce(create, t, n)
 	} else {
 		s, err = createVariant(create, a, t, n, v)
 	}
@@ -281,4 +285,22 @@ func ExecCommand(a *app.App) *cobra.Command {
 		})
 	}
 	return cmd
+}
+
+// createOnce creates a sandbox, and asks again if the connection was lost before the response: a server returns the sandbox that it has
+// created for the key, which would be left over otherwise.
+func createOnce(ctx context.Context, t *app.Server, n client.CreateOptions) (*client.Sandbox, error) {
+	n.IdempotencyKey = rand.Text()
+	for pause := retryAfter; ; pause *= 2 {
+		s, err := t.REST.Create(ctx, n)
+		refused := (*client.Error)(nil)
+		if !errors.Is(err, errs.ErrUnavailable) || errors.As(err, &refused) || errors.Is(err, syscall.ECONNREFUSED) || pause > maxPause {
+			return s, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }

@@ -63,6 +63,8 @@ type Service struct {
 	ECR       ECR
 	// Gate refuses new builds while the server is degraded. Nil: never.
 	Gate *health.Gate
+	// Applied is of a cluster, where no builds are: Delete takes templates that were applied.
+	Applied bool
 }
 
 // Request asks for a build.

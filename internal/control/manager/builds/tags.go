@@ -129,7 +129,7 @@ func (s *Service) ofTenant(ctx context.Context, namespace, name string) (tags, a
 			return nil, nil, err
 		}
 	}
-	if len(tags) == 0 || slices.ContainsFunc(tags, func(t extensions.SandboxTemplate) bool { return t.Labels[barchan.LabelBuild] == "" }) {
+	if len(tags) == 0 || !s.Applied && slices.ContainsFunc(tags, func(t extensions.SandboxTemplate) bool { return t.Labels[barchan.LabelBuild] == "" }) {
 		return nil, nil, apistatus.Refuse(errs.ErrForbidden, "the template %q was not made by a build of yours, so its operator changes and deletes it; a snapshot of the same name is deleted by its ID, <name>:<tag>", name)
 	}
 	return tags, all, nil
@@ -274,7 +274,7 @@ func (s *Service) RemoveTags(ctx context.Context, namespace, name string, tags [
 	return s.remove(ctx, have)
 }
 
-// Delete deletes a tenant's own template that builds made, and cancels builds of it; with a tag, that tag alone. Its sandboxes
+// Delete deletes a tenant's own template that builds made, or any with Applied, and cancels builds of it; with a tag, that tag alone. Its sandboxes
 // stay.
 func (s *Service) Delete(ctx context.Context, namespace, requested string) error {
 	name, tag, tagged, err := splitName("templateID", namespace, requested)
@@ -293,6 +293,9 @@ func (s *Service) Delete(ctx context.Context, namespace, requested string) error
 	}
 	if err := s.checkUnused(ctx, have); err != nil {
 		return err
+	}
+	if s.Applied {
+		return s.remove(ctx, have)
 	}
 	own, _ := have[0].NameAndTag()
 	all, err := s.buildsOf(ctx, client.ObjectKey{Namespace: namespace, Name: own})

@@ -124,14 +124,11 @@ func (h *Handlers) updateTemplate(ctx context.Context, id string, body *api.Temp
 	return t, apistatus.Refuse(errs.ErrForbidden, "public: the operator decides that of the template %q", t.Name)
 }
 
-// DeleteTemplate is DELETE /templates/{templateID}, which deletes snapshots, and templates that builds made.
+// DeleteTemplate is DELETE /templates/{templateID}, which deletes snapshots, and templates that builds made; on a cluster those that were applied.
 func (h *Handlers) DeleteTemplate(ctx context.Context, r api.DeleteTemplateRequestObject) (api.DeleteTemplateResponseObject, error) {
 	_, noTemplate := h.Manager.Templates.Get(ctx, request.CallerOf(ctx).Namespace, r.TemplateID)
-	if noTemplate == nil && h.Manager.Builds == nil {
-		return nil, request.Unavailable("deleting templates: not available on a Kubernetes cluster, where none is built; delete the SandboxTemplate. A snapshot of the same name is deleted by its ID, <name>:<tag>")
-	}
 	if noTemplate == nil {
-		if err := h.Manager.Builds.Delete(ctx, request.CallerOf(ctx).Namespace, r.TemplateID); err != nil {
+		if err := h.Manager.DeleteTemplate(ctx, request.CallerOf(ctx).Namespace, r.TemplateID); err != nil {
 			return nil, err
 		}
 		return api.DeleteTemplate204Response{}, nil
