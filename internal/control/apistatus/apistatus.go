@@ -3,8 +3,10 @@
 package apistatus
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/url"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -66,10 +68,20 @@ func Kind(err error) error {
 		return errs.ErrTooLarge
 	case apierrors.IsForbidden(err):
 		return errs.ErrForbidden
-	case apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsServerTimeout(err):
+	case unavailable(err):
 		return errs.ErrUnavailable
 	case apierrors.IsTimeout(err):
 		return errs.ErrTimeout
 	}
 	return nil
+}
+
+// unavailable reports whether the API server has refused a request for now, or sent no response: it is away, or the connection was
+// lost.
+func unavailable(err error) bool {
+	if apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsServerTimeout(err) {
+		return true
+	}
+	_, transport := errors.AsType[*url.Error](err)
+	return transport && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 }
