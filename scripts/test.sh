@@ -6,7 +6,7 @@
 # Without --all it leaves out most of the crash matrix, the soak, partitions, kube-apiserver,
 # and the race detector, which multiplies the time. With --kube it runs the tests that need a
 # Kubernetes, and these alone. Of those --all has a part, from the installation in a cluster with a kubelet to its
-# purge, and the tutorial of clusters, unless PKG or RUN is set.
+# purge, and the tutorial of clusters, and it asks for thousands of sandboxes, unless PKG or RUN is set.
 # PKG names packages (default ./...), RUN is a pattern of tests.
 #
 # With none of these, tests of real sandboxes begin until TEST_UNTIL (seconds since 1970; default: eight minutes from now, but

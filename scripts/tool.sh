@@ -124,21 +124,23 @@ prepared() {
 	go mod edit -replace "$path=./source"
 }
 
-# fresh NAME says whether a program is in the cache as it would be built.
+# fresh NAME says whether a program is in the cache with the wanted stamp.
 fresh() {
-	recipe "$1"
-	want=$(stamp)
 	[[ -x $BIN_DIR/$1 && $(cat "$BIN_DIR/.$1.stamp" 2>/dev/null) == "$want" ]]
 }
 
 missing=()
 for name in "$@"; do
+	recipe "$name"
+	want=$(stamp)
 	fresh "$name" || missing+=("$name")
 done
 ((${#missing[@]})) || exit 0 # without waiting for those who build others
 
 only_one tools
 for name in "${missing[@]}"; do
+	recipe "$name"
+	want=$(stamp)
 	! fresh "$name" || continue # built by another meanwhile
 	rm -f "$BIN_DIR/.$name.stamp"
 	step "build $name" build "$name"

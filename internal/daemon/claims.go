@@ -145,7 +145,7 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
 		TraceEgress: traceEgress,
-		BuildFiles:  d.builds,
+		BuildFiles:  d.builds, AppliedTemplates: d.ofCluster(),
 		VolumeFiles: d.volumeFiles(),
 		DefaultSize: d.defaultSize(),
 		Events:      d.eventStore(), Webhooks: d.webhooks(),

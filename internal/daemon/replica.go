@@ -128,8 +128,7 @@ func (d *Daemon) makePeers(context.Context) error {
 		Name: d.cfg.NodeName, Bind: gossip, PushBind: push, Seeds: d.cfg.PeerSeeds,
 		OnRoutes: d.hints().Apply, Log: d.cfg.Log, Metrics: d.metrics, FlushDelay: -1,
 	}
-	onCluster := d.verifier != nil
-	if onCluster && d.cfg.PeerDir == "" {
+	if d.ofCluster() && d.cfg.PeerDir == "" {
 		cfg.Key, err = d.tokens.Derive("barchan peers gossip key")
 		if err == nil {
 			cfg.TLS.Seed, err = d.tokens.Derive("barchan peers authority")
@@ -141,7 +140,7 @@ func (d *Daemon) makePeers(context.Context) error {
 		dir := cmp.Or(d.cfg.PeerDir, filepath.Join(d.cfg.DataDir, "peers"))
 		cfg.KeyFile, cfg.TLS.Dir = filepath.Join(dir, "gossip.key"), filepath.Join(dir, "authority")
 	}
-	if !onCluster { // a cluster may give the address of an absent member to another Pod; the seeds have those that are present
+	if !d.ofCluster() { // a cluster may give the address of an absent member to another Pod; the seeds have those that are present
 		cfg.StateFile = filepath.Join(d.cfg.DataDir, "members.json")
 	}
 	d.peers, err = peers.New(cfg)

@@ -34,7 +34,7 @@ type Status struct {
 	DataDir   string    `json:"dataDir"`
 	// Sandboxes counts sandboxes by their phase.
 	Sandboxes map[string]int `json:"sandboxes"`
-	// Quotas are the limits of a namespace without its own, by the ends of the annotations and as these have them. Without one there is no limit.
+	// Quotas are the limits of a namespace without its own, keyed by the part of the annotation after `quota-`, in the format of the annotation. A missing key: no limit.
 	Quotas map[string]string `json:"quotas"`
 	// Conditions are the current failures; while there are any, new work is rejected.
 	Conditions []Condition `json:"conditions,omitempty"`

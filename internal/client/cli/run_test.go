@@ -301,8 +301,10 @@ func TestLostResponse(t *testing.T) {
 	s.run("", "run", "--", "echo", "out").want(t, 0, "out\n", "")
 	s.loseCreated = 2
 	s.run("1\n2\n", "run", "--parallel", "2", "--json", "--", "echo", "{}").want(t, 0, "", "2 succeeded, 0 failed, 0 did not run to their end")
-	if len(s.created) != 3 || len(s.sandboxes) != 0 {
-		t.Errorf("%d sandboxes for three commands, and %d are left", len(s.created), len(s.sandboxes))
+	s.loseCreated, s.starting = 1, 1
+	s.run("", "run", "--", "echo", "out").want(t, 0, "out\n", "")
+	if len(s.created) != 4 || len(s.sandboxes) != 0 {
+		t.Errorf("%d sandboxes for four commands, and %d are left", len(s.created), len(s.sandboxes))
 	}
 }
 

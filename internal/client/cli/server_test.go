@@ -104,8 +104,10 @@ type server struct {
 	sandboxes map[string]*client.SandboxDetail
 	order     []string
 	created   []client.CreateOptions
-	// loseCreated is how many responses to creates are lost. once has the sandboxes by their idempotency keys.
+	// loseCreated is how many responses to creates are lost, and starting how many creates are refused then, as by a server that
+	// starts. once has the sandboxes by their idempotency keys.
 	loseCreated int
+	starting    int
 	once        map[string]string
 	snapshots   []client.Snapshot
 	// templates knows templates besides base; nil: there are none.
@@ -231,6 +233,11 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		n.CreateOptions.Timeout = time.Duration(n.Timeout) * time.Second
+		if s.loseCreated == 0 && s.starting > 0 {
+			s.starting--
+			refuse(w, http.StatusServiceUnavailable, "the server is starting")
+			return
+		}
 		id := s.createOnce(n.CreateOptions, r.Header.Get("Idempotency-Key"))
 		w.WriteHeader(http.StatusCreated)
 		_ = json.NewEncoder(w).Encode(client.Sandbox{SandboxID: id, TemplateID: "base"})

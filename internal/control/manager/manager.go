@@ -66,6 +66,8 @@ type Config struct {
 	Gate *health.Gate
 	// BuildFiles are the files of template builds. Nil: this process has no builds.
 	BuildFiles *buildfiles.Store
+	// AppliedTemplates is of a cluster, which has no builds: clients delete the templates that were applied in their namespace.
+	AppliedTemplates bool
 	// VolumeFiles are the files of volumes. Nil: there are no volumes.
 	VolumeFiles volumes.Files
 	// Events is the log of events. Nil: this process records none.
@@ -157,7 +159,7 @@ func New(cfg Config) (*Manager, error) {
 		},
 	}
 	m.Snapshots = &snapshots.Store{Sandboxes: m.Sandboxes, Cache: cfg.Cache, CaptureTimeout: cmp.Or(cfg.CaptureTimeout, 10*time.Minute)}
-	m.DeleteTemplate = (&builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Log: log, Applied: true}).Delete
+	m.DeleteTemplate = (&builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Log: log, Applied: cfg.AppliedTemplates}).Delete
 	if cfg.BuildFiles != nil {
 		key, err := cfg.Tokens.Derive(signedurl.PurposeUploads)
 		if err != nil {

@@ -29,7 +29,7 @@ func Defaults(cfg *config.Config) quota.Limits {
 	}
 }
 
-// Texts returns the defaults that are limits, by the ends of their annotations and as these have them.
+// Texts returns the defaults that are limits, keyed by the part of the annotation after `quota-`, in the format of the annotation.
 func Texts(cfg *config.Config) map[string]string {
 	l, texts := Defaults(cfg), map[string]string{}
 	add := func(annotation string, l quota.Limit, text string) {

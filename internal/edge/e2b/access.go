@@ -77,7 +77,7 @@ var rightsOf = map[string]rights{
 	"POST /sandboxes/{sandboxID}/fork":                    use(kubeauth.Access{Verb: "create", Resource: sandboxResource}),
 	"POST /sandboxes/{sandboxID}/snapshots":               use(kubeauth.Access{Verb: "create", Resource: checkpointResource}),
 	"GET /snapshots":                                      use(kubeauth.Access{Verb: "list", Resource: checkpointResource}),
-	"DELETE /templates/{templateID}":                      manage(kubeauth.Access{Verb: "delete", Resource: templateResource}).onServer(), // also snapshots; where there are tokens, there are none
+	"DELETE /templates/{templateID}":                      manage(kubeauth.Access{Verb: "delete", Resource: templateResource}).onServer(), // also snapshots, which clusters, where tokens are, do not have
 	"GET /templates":                                      use(kubeauth.Access{Verb: "list", Resource: templateResource}),
 	"GET /v2/templates":                                   use(kubeauth.Access{Verb: "list", Resource: templateResource}),
 	"GET /templates/{templateID}":                         use(kubeauth.Access{Verb: "get", Resource: templateResource}).onServer(),

@@ -117,7 +117,7 @@ func TestFewPageReaders(t *testing.T) {
 	before := threads(first)
 	next := first.copyOf(t).restore(t, first.checkpoint(t, CheckpointOptions{LeaveRunning: true}), RestoreOptions{Background: true})
 	next.query(t, "add")
-	if got, limit := threads(next), before+8+runtime.NumCPU(); got > limit {
+	if got, limit := threads(next), before+8+runtime.NumCPU()/2; got > limit {
 		t.Errorf("%d threads after a restore, %d after a start, want at most %d: is runsc the one that `make runtimes` builds?", got, before, limit)
 	}
 }

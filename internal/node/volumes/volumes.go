@@ -232,6 +232,9 @@ func (s *Store) Make(ctx context.Context, ref volumetree.Ref, capacity int64, at
 
 // withoutPaths is errs.Retryable with a text for users that has no path of the host: conditions of Volumes show it.
 func withoutPaths(action string, err error) error {
+	if _, ok := errs.PublicMessage(err); ok {
+		return errs.Retryable(fmt.Errorf("%s: %w", action, err))
+	}
 	text := "the log of the node has the cause"
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		text = errno.Error()

@@ -63,7 +63,7 @@ func QuotaCommand(a *app.App) *cobra.Command {
 func quotaShowCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "show NAMESPACE", Short: "Show the limits and the use of a namespace",
-		Long: "Show the limits of a namespace, and the use of what its objects tell. A limit without a value of its own is marked\nas the default, that of the server's settings; with --kubeconfig the value is not known.",
+		Long: "Show the limits of a namespace, and the use of what its objects tell. A limit without a value of its own is marked\nas the default, that of the server's settings; with --kubeconfig or BARCHAN_KUBECONFIG the value is not known.",
 	}
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -86,7 +86,11 @@ func quotaShowCommand(a *app.App) *cobra.Command {
 			return err
 		}
 		if a.JSON {
-			return a.PrintJSON(map[string]any{"limits": set, "defaults": k.Quotas, "used": used})
+			shown := map[string]any{"limits": set, "used": used}
+			if k.Quotas != nil {
+				shown["defaults"] = k.Quotas
+			}
+			return a.PrintJSON(shown)
 		}
 		tab := terminal.NewTable("LIMIT", "VALUE", "USED", "OF")
 		for _, l := range limits() {

@@ -6,8 +6,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -287,14 +287,15 @@ func ExecCommand(a *app.App) *cobra.Command {
 	return cmd
 }
 
-// createOnce creates a sandbox, and asks again if the connection was lost before the response: a server returns the sandbox that it has
-// created for the key, which would be left over otherwise.
+// createOnce creates a sandbox. If the connection was lost before the response, it asks again, also while the server restarts: a server
+// returns the sandbox that it has created for the key, which would be left over otherwise.
 func createOnce(ctx context.Context, t *app.Server, n client.CreateOptions) (*client.Sandbox, error) {
 	n.IdempotencyKey = rand.Text()
+	lost := false
 	for pause := retryAfter; ; pause *= 2 {
 		s, err := t.REST.Create(ctx, n)
-		refused := (*client.Error)(nil)
-		if !errors.Is(err, errs.ErrUnavailable) || errors.As(err, &refused) || errors.Is(err, syscall.ECONNREFUSED) || pause > maxPause {
+		lost = lost || responseLost(err)
+		if !lost || !errors.Is(err, errs.ErrUnavailable) || pause > maxPause {
 			return s, err
 		}
 		select {
@@ -303,4 +304,10 @@ func createOnce(ctx context.Context, t *app.Server, n client.CreateOptions) (*cl
 			return nil, err
 		}
 	}
+}
+
+// responseLost reports whether a server may have acted on a request whose response did not come.
+func responseLost(err error) bool {
+	refused, op := (*client.Error)(nil), (*net.OpError)(nil)
+	return errors.Is(err, errs.ErrUnavailable) && !errors.As(err, &refused) && !(errors.As(err, &op) && op.Op == "dial")
 }

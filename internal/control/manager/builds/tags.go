@@ -129,7 +129,11 @@ func (s *Service) ofTenant(ctx context.Context, namespace, name string) (tags, a
 			return nil, nil, err
 		}
 	}
-	if len(tags) == 0 || !s.Applied && slices.ContainsFunc(tags, func(t extensions.SandboxTemplate) bool { return t.Labels[barchan.LabelBuild] == "" }) {
+	applied := slices.ContainsFunc(tags, func(t extensions.SandboxTemplate) bool { return t.Labels[barchan.LabelBuild] == "" })
+	switch {
+	case s.Applied && len(tags) == 0:
+		return nil, nil, apistatus.Refuse(errs.ErrForbidden, "the template %q is not in your namespace; its operator deletes it", name)
+	case !s.Applied && (len(tags) == 0 || applied):
 		return nil, nil, apistatus.Refuse(errs.ErrForbidden, "the template %q was not made by a build of yours, so its operator changes and deletes it; a snapshot of the same name is deleted by its ID, <name>:<tag>", name)
 	}
 	return tags, all, nil
@@ -274,8 +278,8 @@ func (s *Service) RemoveTags(ctx context.Context, namespace, name string, tags [
 	return s.remove(ctx, have)
 }
 
-// Delete deletes a tenant's own template that builds made, or any with Applied, and cancels builds of it; with a tag, that tag alone. Its sandboxes
-// stay.
+// Delete deletes a tenant's own template that builds made, or any of its namespace with Applied, and cancels builds of it; with a tag,
+// that tag alone. Its sandboxes stay.
 func (s *Service) Delete(ctx context.Context, namespace, requested string) error {
 	name, tag, tagged, err := splitName("templateID", namespace, requested)
 	if err != nil {

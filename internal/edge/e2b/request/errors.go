@@ -84,11 +84,11 @@ type Errors struct{ Log *slog.Logger }
 // Fail sends and logs an error. No other function logs it.
 func (e Errors) Fail(w http.ResponseWriter, r *http.Request, err error) {
 	a := answerTo(err)
-	if a.status == http.StatusInternalServerError && errors.Is(r.Context().Err(), context.Canceled) {
-		a = closed // an API server's error has lost its cause
-	}
 	log := e.Log.DebugContext
 	switch {
+	case a.status == http.StatusInternalServerError && errors.Is(r.Context().Err(), context.Canceled):
+		// Most likely the end of the request, whose error the API server's client does not keep.
+		a, log = closed, e.Log.WarnContext
 	case a.status == http.StatusInternalServerError:
 		log = e.Log.ErrorContext
 	case a.status > http.StatusNotImplemented:
