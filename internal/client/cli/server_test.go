@@ -233,14 +233,7 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		n.CreateOptions.Timeout = time.Duration(n.Timeout) * time.Second
-		if s.loseCreated == 0 && s.starting > 0 {
-			s.starting--
-			refuse(w, http.StatusServiceUnavailable, "the server is starting")
-			return
-		}
-		id := s.createOnce(n.CreateOptions, r.Header.Get("Idempotency-Key"))
-		w.WriteHeader(http.StatusCreated)
-		_ = json.NewEncoder(w).Encode(client.Sandbox{SandboxID: id, TemplateID: "base"})
+		s.createOnce(w, n.CreateOptions, r.Header.Get("Idempotency-Key"))
 		return
 	}
 	q, list := r.URL.Query(), []client.SandboxInfo{}
@@ -261,8 +254,13 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(list)
 }
 
-// createOnce returns the sandbox of a request, which is that of an earlier one with the same key, or loses the response.
-func (s *server) createOnce(n client.CreateOptions, key string) string {
+// createOnce answers with the sandbox of a request, which is that of an earlier one with the same key, or loses the response.
+func (s *server) createOnce(w http.ResponseWriter, n client.CreateOptions, key string) {
+	if s.loseCreated == 0 && s.starting > 0 {
+		s.starting--
+		refuse(w, http.StatusServiceUnavailable, "the server is starting")
+		return
+	}
 	id, made := s.once[key]
 	if !made || key == "" {
 		s.created = append(s.created, n)
@@ -275,7 +273,8 @@ func (s *server) createOnce(n client.CreateOptions, key string) string {
 		s.loseCreated--
 		panic(http.ErrAbortHandler)
 	}
-	return id
+	w.WriteHeader(http.StatusCreated)
+	_ = json.NewEncoder(w).Encode(client.Sandbox{SandboxID: id, TemplateID: "base"})
 }
 
 func (s *server) hasTemplate(name string) bool { return s.templates != nil && s.templates(name) }

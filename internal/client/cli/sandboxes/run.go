@@ -308,6 +308,9 @@ func createOnce(ctx context.Context, t *app.Server, n client.CreateOptions) (*cl
 
 // responseLost reports whether a server may have acted on a request whose response did not come.
 func responseLost(err error) bool {
-	refused, op := (*client.Error)(nil), (*net.OpError)(nil)
-	return errors.Is(err, errs.ErrUnavailable) && !errors.As(err, &refused) && !(errors.As(err, &op) && op.Op == "dial")
+	if _, answered := errors.AsType[*client.Error](err); answered || !errors.Is(err, errs.ErrUnavailable) {
+		return false
+	}
+	op, network := errors.AsType[*net.OpError](err)
+	return !network || op.Op != "dial"
 }
