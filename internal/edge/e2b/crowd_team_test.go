@@ -295,6 +295,14 @@ func (x *crowdTeam) fault() {
 	}
 }
 
+// checkFull compares the largest number of sandboxes with the room, which has been full.
+func (x *crowdTeam) checkFull() {
+	x.t.Helper()
+	if most := x.ask("most", x.name); most != slots {
+		x.t.Errorf("%s: at most %d sandboxes were live at once before the server ended, want %d", x.name, most, slots)
+	}
+}
+
 // checkOrder compares the order of the answers with that of the requests.
 func (x *crowdTeam) checkOrder(when string) {
 	x.t.Helper()
