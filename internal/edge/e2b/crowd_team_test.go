@@ -22,6 +22,8 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/client"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
@@ -32,23 +34,24 @@ type crowdTeam struct {
 	name  string
 	waves int
 	rest  *client.Client
-	// done counts its requests with a sandbox; othersAtEnd is that of the others when all are done.
-	done, othersAtEnd atomic.Int64
+	// done counts its requests with a sandbox.
+	done atomic.Int64
+	// othersAtEnd is how many the others have served when all of these are done.
+	othersAtEnd atomic.Int64
 
+	// Fields stand alone: checklocks takes another for mu where an earlier line has two.
 	mu      sync.Mutex
-	holders []string // +checklocks:mu
-	// held is how many sandboxes its clients have, most the largest number of them.
-	held, most int               // +checklocks:mu
-	ids        map[string]string // the requests by their sandboxes; +checklocks:mu
-	order      []int             // waves of requests, in the order of the answers; +checklocks:mu
-	claims     []time.Time       // creations of claims, in the order in which they were served; +checklocks:mu
+	holders []string          // +checklocks:mu
+	ids     map[string]string // the requests by the IDs of their sandboxes; +checklocks:mu
+	order   []int             // waves of requests, in the order of the answers; +checklocks:mu
+	claims  []time.Time       // creations of claims, in the order in which they were served; +checklocks:mu
 }
 
 // team makes a namespace for so many waves.
 func (c *crowd) team(name string, waves int) *crowdTeam {
 	c.t.Helper()
 	ctx, key := c.t.Context(), barchan.NewKeySecret()
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"barchan.dev/quota-sandboxes": strconv.Itoa(slots)}}}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{quota.AnnotationSandboxes: strconv.Itoa(slots)}}}
 	for _, obj := range []kube.Object{
 		namespace, fakecluster.Template(name, "base", "base"), fakecluster.Pool(name, "pool", "", "base"),
 		&barchan.APIKey{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "key"}, Spec: barchan.NewAPIKeySpec(key, "")},
@@ -81,7 +84,6 @@ func (x *crowdTeam) fill() {
 		}
 		x.holders = append(x.holders, made.SandboxID)
 	}
-	x.held = slots
 }
 
 // refusedAtOnce makes requests that do not wait. The errors tell apart what the client, the namespace and the server are to blame for.
@@ -104,11 +106,11 @@ func (x *crowdTeam) refusedAtOnce() {
 }
 
 // enqueue sends all requests, wave by wave, and returns when they wait.
-func (x *crowdTeam) enqueue(all *sync.WaitGroup) {
+func (x *crowdTeam) enqueue() {
 	x.t.Helper()
 	for w := range x.waves {
 		for i := range wave {
-			all.Go(func() { x.request(w, i) })
+			x.clients.Go(func() { x.request(w, i) })
 		}
 		for i := range claimsOfWave {
 			c := &extensions.SandboxClaim{ObjectMeta: metav1.ObjectMeta{
@@ -121,9 +123,9 @@ func (x *crowdTeam) enqueue(all *sync.WaitGroup) {
 			}
 		}
 		want := (w + 1) * (wave + claimsOfWave)
-		eventually.True(x.t, fmt.Sprintf("%d requests wait", want), func() bool { return x.waiting(x.name) == want })
+		eventually.True(x.t, fmt.Sprintf("%d requests wait", want), func() bool { return x.ask("waiting", x.name) == want })
 	}
-	all.Go(x.takeClaims)
+	x.clients.Go(x.takeClaims)
 }
 
 // request asks for a sandbox until it gets one, and ends it.
@@ -136,14 +138,17 @@ func (x *crowdTeam) request(w, i int) {
 	}
 	id := x.create(key)
 	twin.Wait()
-	if i < twinsOfWave && other != id {
+	if id == "" {
+		return
+	}
+	if other != "" && other != id {
 		x.t.Errorf("request %s got the sandboxes %s and %s", key, id, other)
 	}
 	x.take(key, id, func() { x.order = append(x.order, w) })
 	x.end(id)
 }
 
-// create repeats a request until it is answered.
+// create repeats a request until it is answered. It returns "" after it has reported a refusal, and at the end of the test.
 func (x *crowdTeam) create(key string) string {
 	for x.t.Context().Err() == nil {
 		made, err := x.rest.Create(x.t.Context(), client.CreateOptions{TemplateID: "base", Timeout: time.Hour, QueueTimeout: patience, IdempotencyKey: key})
@@ -167,8 +172,6 @@ func (x *crowdTeam) take(request, id string, note func()) {
 		x.t.Errorf("the requests %s and %s got sandbox %s", before, request, id)
 	}
 	x.ids[id] = request
-	x.held++
-	x.most = max(x.most, x.held)
 	note()
 	x.served.Add(1)
 	if x.done.Add(1) == int64(x.requests()) {
@@ -179,9 +182,6 @@ func (x *crowdTeam) take(request, id string, note func()) {
 
 // end ends a sandbox.
 func (x *crowdTeam) end(id string) {
-	x.mu.Lock()
-	x.held--
-	x.mu.Unlock()
 	for x.t.Context().Err() == nil {
 		err := x.rest.Kill(x.t.Context(), id)
 		if err == nil || errors.Is(err, client.ErrNotFound) {
@@ -269,11 +269,17 @@ func (x *crowdTeam) takeClaim(c *extensions.SandboxClaim, seen map[string]bool) 
 		return
 	}
 	if !seen[c.Name] {
+		var box agents.Sandbox
+		switch err := x.objects().Get(x.t.Context(), kube.ObjectKey{Namespace: c.Namespace, Name: c.Status.Sandbox.Name}, &box); {
+		case apierrors.IsNotFound(err):
+			x.t.Errorf("claim %s is ready, and its sandbox %s does not exist", c.Name, c.Status.Sandbox.Name)
+		case err != nil: // again by the next list
+			x.fault()
+			return
+		default:
+			x.take(c.Name, string(sandbox.IDOf(box.UID)), func() { x.claims = append(x.claims, c.CreationTimestamp.Time) })
+		}
 		seen[c.Name] = true
-		x.take(c.Name, c.Status.Sandbox.Name, func() { x.claims = append(x.claims, c.CreationTimestamp.Time) })
-		x.mu.Lock()
-		x.held--
-		x.mu.Unlock()
 	}
 	if err := x.objects().Delete(x.t.Context(), c); err != nil && !apierrors.IsNotFound(err) { // again by the next list
 		x.fault()
@@ -283,7 +289,18 @@ func (x *crowdTeam) takeClaim(c *extensions.SandboxClaim, seen map[string]bool) 
 // fault notes an error that is the server's, and waits a moment.
 func (x *crowdTeam) fault() {
 	x.faults.Add(1)
-	time.Sleep(50 * time.Millisecond)
+	select {
+	case <-time.After(50 * time.Millisecond):
+	case <-x.t.Context().Done():
+	}
+}
+
+// checkFull compares the largest number of sandboxes with the room, which has been full.
+func (x *crowdTeam) checkFull() {
+	x.t.Helper()
+	if most := x.ask("most", x.name); most != slots {
+		x.t.Errorf("%s: at most %d sandboxes were live at once before the server ended, want %d", x.name, most, slots)
+	}
 }
 
 // checkOrder compares the order of the answers with that of the requests.
@@ -324,7 +341,7 @@ func mostOvertakers[T any](order []T, later func(a, b T) bool) (most int) {
 func (x *crowdTeam) checkEnd() {
 	x.t.Helper()
 	x.mu.Lock()
-	ids, most := len(x.ids), x.most
+	ids := len(x.ids)
 	if n := mostOvertakers(x.claims, time.Time.After); n > overtakers {
 		x.t.Errorf("%s: %d later claims were served before one, of %d", x.name, n, len(x.claims))
 	}
@@ -332,15 +349,15 @@ func (x *crowdTeam) checkEnd() {
 	if ids != x.requests() {
 		x.t.Errorf("%s: %d sandboxes for %d requests", x.name, ids, x.requests())
 	}
-	if most > slots {
-		x.t.Errorf("%s: clients had %d sandboxes at once, and %d fit", x.name, most, slots)
+	if most := x.ask("most", x.name); most > slots {
+		x.t.Errorf("%s: %d sandboxes were live at once, and %d fit", x.name, most, slots)
 	}
 	eventually.NoError(x.t, "nothing is left", func() error {
 		var boxes agents.SandboxList
 		var claims extensions.SandboxClaimList
 		err := errors.Join(x.objects().List(x.t.Context(), &boxes, kube.InNamespace(x.name)), x.objects().List(x.t.Context(), &claims, kube.InNamespace(x.name)))
-		if err == nil && len(boxes.Items)+len(claims.Items)+x.waiting(x.name) > 0 {
-			err = fmt.Errorf("%d sandboxes, %d claims and %d requests are left", len(boxes.Items), len(claims.Items), x.waiting(x.name))
+		if err == nil && len(boxes.Items)+len(claims.Items)+x.ask("waiting", x.name) > 0 {
+			err = fmt.Errorf("%d sandboxes, %d claims and %d requests are left", len(boxes.Items), len(claims.Items), x.ask("waiting", x.name))
 		}
 		return err
 	})

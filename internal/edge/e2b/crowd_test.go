@@ -18,12 +18,14 @@ import (
 	kube "sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/controllers/claim"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
+	"github.com/barchan-dev/barchan/internal/testkit/program"
 )
 
 // crowdServer is the variable with the data directory of a server that a test of the crowd starts, kills and starts again. Its listener
@@ -38,7 +40,11 @@ func serveCrowd(dir string) {
 		panic(err)
 	}
 	node := fakecluster.NewNode(plane.objects.Live())
-	_, err = cache.On(ctx, plane.objects, func(_, newer *agents.Sandbox) { node.Observe(newer) })
+	var boxes census
+	_, err = cache.On(ctx, plane.objects, func(older, newer *agents.Sandbox) {
+		boxes.observe(older, newer)
+		node.Observe(newer)
+	})
 	if err != nil {
 		panic(err)
 	}
@@ -55,11 +61,43 @@ func serveCrowd(dir string) {
 	mux.HandleFunc("GET /waiting/{namespace}", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, plane.quotas.Waiting(r.PathValue("namespace")))
 	})
+	mux.HandleFunc("GET /most/{namespace}", func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, boxes.mostOf(r.PathValue("namespace")))
+	})
 	l, err := net.FileListener(os.NewFile(3, "listener"))
 	if err != nil {
 		panic(err)
 	}
 	panic(http.Serve(l, mux)) //nolint:gosec // its clients are the test's
+}
+
+// census counts the sandboxes that have not ended.
+type census struct {
+	mu   sync.Mutex
+	live map[string]int // by namespace; +checklocks:mu
+	most map[string]int // the largest number since the server's start; +checklocks:mu
+}
+
+// observe takes a change, as cache.On has them.
+func (c *census) observe(older, newer *agents.Sandbox) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.live == nil {
+		c.live, c.most = map[string]int{}, map[string]int{}
+	}
+	if older != nil && !sandbox.DeadForGood(older) {
+		c.live[older.Namespace]--
+	}
+	if newer != nil && !sandbox.DeadForGood(newer) {
+		c.live[newer.Namespace]++
+		c.most[newer.Namespace] = max(c.most[newer.Namespace], c.live[newer.Namespace])
+	}
+}
+
+func (c *census) mostOf(namespace string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.most[namespace]
 }
 
 // The two namespaces of the crowd. The first asks for four times as much; both have the same room.
@@ -94,9 +132,8 @@ func TestCrowd(t *testing.T) {
 		x.fill()
 		x.refusedAtOnce()
 	}
-	var patient sync.WaitGroup
 	for _, x := range teams { // the order of the waves is that of the queue
-		x.enqueue(&patient)
+		x.enqueue()
 	}
 	for _, x := range teams {
 		all.Go(x.expire)
@@ -110,13 +147,16 @@ func TestCrowd(t *testing.T) {
 		total += x.requests()
 	}
 	eventually.True(t, "a third of the requests is served", func() bool { return c.served.Load() > int64(total/3) })
-	c.kill()
+	for _, x := range teams {
+		x.checkFull()
+	}
+	c.server.Stop(t)
 	for _, x := range teams {
 		x.checkOrder("before the server ended")
 		x.forgetOrder()
 	}
 	c.start()
-	patient.Wait()
+	c.clients.Wait()
 	for _, x := range teams {
 		x.checkEnd()
 	}
@@ -141,9 +181,11 @@ type crowd struct {
 	dir      string
 	listener *os.File
 	url      string
-	cmd      *exec.Cmd
+	server   program.Server
 	kube     atomic.Pointer[kube.WithWatch]
 	teams    []*crowdTeam
+	// clients are those that wait for a sandbox.
+	clients sync.WaitGroup
 	// served counts requests with a sandbox, faults errors that are not a request's.
 	served, faults atomic.Int64
 }
@@ -160,20 +202,23 @@ func startCrowd(t *testing.T) *crowd {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.listener.Close() })
+	t.Cleanup(func() {
+		c.server.Stop(t)
+		c.clients.Wait() // also after a Fatal: they may still report errors
+	})
 	c.start()
-	t.Cleanup(c.kill)
 	return c
 }
 
 // start starts the server, and returns when it answers.
 func (c *crowd) start() {
 	c.t.Helper()
-	c.cmd = exec.CommandContext(context.WithoutCancel(c.t.Context()), os.Args[0])
-	c.cmd.Env, c.cmd.ExtraFiles, c.cmd.Stderr = append(os.Environ(), crowdServer+"="+c.dir), []*os.File{c.listener}, os.Stderr
-	if err := c.cmd.Start(); err != nil {
-		c.t.Fatal(err)
-	}
-	c.waiting("none")
+	cmd := exec.CommandContext(context.WithoutCancel(c.t.Context()), os.Args[0])
+	cmd.Env, cmd.ExtraFiles = append(os.Environ(), crowdServer+"="+c.dir), []*os.File{c.listener}
+	c.server.Start(c.t, cmd, func() error {
+		_, err := c.get("waiting", "none")
+		return err
+	})
 	api, err := apiserver.New(apiserver.Config{DataDir: c.dir, Log: telemetry.Discard()})
 	if err != nil {
 		c.t.Fatal(err)
@@ -194,31 +239,31 @@ func (c *crowd) start() {
 	c.kube.Store(&objects)
 }
 
-// kill ends the server as a crash does.
-func (c *crowd) kill() {
-	_ = c.cmd.Process.Kill()
-	_ = c.cmd.Wait()
-}
-
 func (c *crowd) objects() kube.WithWatch { return *c.kube.Load() }
 
-// waiting returns how many requests are in the queue of a namespace.
-func (c *crowd) waiting(namespace string) (n int) {
+// ask returns a number of the server's about a namespace: how many requests are "waiting" in its queue, or how many sandboxes it had at
+// "most".
+func (c *crowd) ask(what, namespace string) (n int) {
 	c.t.Helper()
-	eventually.NoError(c.t, "the server answers", func() error {
-		ctx, cancel := context.WithTimeout(c.t.Context(), 10*time.Second)
-		defer cancel()
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url+"/waiting/"+namespace, nil)
-		if err != nil {
-			return err
-		}
-		res, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = res.Body.Close() }()
-		_, err = fmt.Fscan(res.Body, &n)
+	eventually.NoError(c.t, "the server answers", func() (err error) {
+		n, err = c.get(what, namespace)
 		return err
 	})
 	return n
+}
+
+func (c *crowd) get(what, namespace string) (n int, err error) {
+	ctx, cancel := context.WithTimeout(c.t.Context(), 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url+"/"+what+"/"+namespace, nil)
+	if err != nil {
+		return 0, err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	_, err = fmt.Fscan(res.Body, &n)
+	return n, err
 }
