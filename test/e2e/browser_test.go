@@ -50,12 +50,8 @@ func newBrowser(t *testing.T, s *server) *browser {
 // do runs actions, which must succeed in time.
 func (b *browser) do(what string, actions ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
-	ctx := b.ctx
-	if chromedp.FromContext(ctx).Browser != nil {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, eventually.Patience)
-		defer cancel()
-	}
+	ctx, cancel := context.WithTimeout(b.ctx, eventually.Patience)
+	defer cancel()
 	if err := chromedp.Do(ctx, actions...); err != nil {
 		b.fail(what, err)
 	}

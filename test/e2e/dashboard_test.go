@@ -160,6 +160,7 @@ func (b *browser) readRest(key, id string) {
 	b.data("exec", "--api-key", key, id, "--", "sh", "-c", "setsid python3 -m http.server 8080 >/dev/null 2>&1 & sleep 1")
 	b.click(tab("Ports"))
 	b.shows("8080-" + id)
+	b.until(`document.querySelector(".url button") !== null`) // copies the URL, as the sandbox is public
 	b.looks("ports")
 	b.click(tab("Network"))
 	b.click(button("Edit the policy"))
@@ -191,11 +192,20 @@ func (b *browser) openPrivatePort(key string) {
 	if led.StatusCode != http.StatusSeeOther || err != nil {
 		b.t.Fatalf("the link = %s, %v", led.Status, err)
 	}
-	for query, want := range map[string]int{to.RawQuery: http.StatusOK, "": http.StatusForbidden} {
-		req, _ := http.NewRequestWithContext(b.t.Context(), http.MethodGet, "http://"+b.http+"/?"+query, nil)
+	if to.RawQuery == "" {
+		b.t.Fatalf("the link leads to %s, which is not signed", to)
+	}
+	if copies := b.value(`document.querySelectorAll(".url button").length`); copies != "0" {
+		b.t.Errorf("%s buttons copy URLs that are not signed", copies)
+	}
+	for _, tt := range []struct {
+		query string
+		want  int
+	}{{to.RawQuery, http.StatusOK}, {"", http.StatusForbidden}} {
+		req, _ := http.NewRequestWithContext(b.t.Context(), http.MethodGet, "http://"+b.http+"/?"+tt.query, nil)
 		req.Host = to.Host
-		if res := b.send(req); res.StatusCode != want {
-			b.t.Errorf("%s with the query %q = %s, want %d", to.Host, query, res.Status, want)
+		if res := b.send(req); res.StatusCode != tt.want {
+			b.t.Errorf("%s with the query %q = %s, want %d", to.Host, tt.query, res.Status, tt.want)
 		}
 	}
 	if status, body := b.call(key, http.MethodDelete, "/sandboxes/"+made.SandboxID, nil); status != http.StatusNoContent {
@@ -284,7 +294,7 @@ func (b *browser) makeKey() string {
 	return key
 }
 
-// useKey signs in by a key of scope use, which sees no keys. Its end is the session's.
+// useKey signs in with a key of scope use, which sees no keys. Its end is the session's.
 func (b *browser) useKey(lesser, key string) {
 	b.do("key", chromedp.SendKeys(chromedp.CSS(`#key`), lesser+"\r"))
 	b.click(`//header//a[.="Server"]`)
@@ -297,6 +307,9 @@ func (b *browser) useKey(lesser, key string) {
 		b.t.Fatal(body)
 	}
 	i := slices.IndexFunc(keys, func(k struct{ ID, Name string }) bool { return k.Name == "lesser" })
+	if i < 0 {
+		b.t.Fatalf("the API lists no key with the name lesser: %+v", keys)
+	}
 	if status, body := b.call(key, http.MethodDelete, "/api-keys/"+keys[i].ID, nil); status != http.StatusNoContent {
 		b.t.Fatalf("revoke = %d %s", status, body)
 	}
@@ -349,7 +362,7 @@ func (b *browser) endSandbox(id string) {
 	b.until(`document.querySelectorAll(".tall .row").length === 0`)
 	b.open("sandboxes/" + id)
 	b.shows("does not exist any more")
-	b.until(`/Created[^]*Paused[^]*Resumed[^]*Ended\s+ran [0-9.]+ m?s with 2 CPU/.test(document.querySelector(".events")?.innerText)`)
+	b.until(`/Created[^]*Paused[^]*Resumed[^]*Ended\s+ran [0-9.]+ (ms|s|min|h) with 2 CPU/.test(document.querySelector(".events")?.innerText)`)
 	b.looks("ended")
 }
 

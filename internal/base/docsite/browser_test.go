@@ -63,6 +63,8 @@ func answers(ctx context.Context, t *testing.T, root string) {
 		"persist files":             "volumes.html",
 		"dockerfile":                "templates.html#build-from-a-dockerfile",
 		"api key":                   "tenancy.html#scopes-of-keys",
+		"who may use a key":         "tenancy.html#scopes-of-keys",
+		"what is a quota":           "tenancy.html#quotas",
 		"upgrade":                   "upgrade.html",
 	} {
 		limited, cancel := context.WithTimeout(ctx, eventually.Patience)

@@ -59,7 +59,8 @@ func (s *Server) ports(w http.ResponseWriter, r *http.Request, who caller) error
 // openFor is how long the signed URL of a private sandbox's port gives access.
 const openFor = 10 * time.Minute
 
-// openPort leads a browser to a port of a sandbox. The URL of a private sandbox is signed.
+// openPort leads a browser to a port of a sandbox. The URL of a private sandbox is signed. As it gives access without a key, the audit
+// log has it.
 func (s *Server) openPort(w http.ResponseWriter, r *http.Request, who caller) error {
 	o, err := s.find(r.Context(), who, r.PathValue("id"))
 	if err != nil {
@@ -73,6 +74,7 @@ func (s *Server) openPort(w http.ResponseWriter, r *http.Request, who caller) er
 	to := s.portURL(r, v.ID, strconv.FormatUint(number, 10))
 	if v.TrafficToken != "" {
 		to += "?" + signedurl.Query(v.TrafficToken, uint16(number), time.Now().Add(openFor)).Encode()
+		s.record(r, who.Identity, actionPort, http.StatusSeeOther)
 	}
 	http.Redirect(w, r, to, http.StatusSeeOther)
 	return nil

@@ -64,7 +64,7 @@ type Config struct {
 	Conditions func() []health.Condition
 	About      About
 	Log        *slog.Logger
-	// Audit records sign-ins, terminals and changes of files; nil records nothing.
+	// Audit records sign-ins, terminals, signed URLs and changes of files; nil records nothing.
 	Audit *auditlog.Log
 }
 

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/signedurl"
@@ -265,9 +268,10 @@ func TestREST(t *testing.T) {
 	}
 }
 
-// TestOpenPort: the URL of a private sandbox's port is signed for that port, and only for the page of its namespace.
+// TestOpenPort: the URL of a private sandbox's port is signed for that port, and only for the page of its namespace; the audit log has it.
 func TestOpenPort(t *testing.T) {
 	s, f := newTestServer(t)
+	recorded := withAudit(t, s)
 	public, private := box("team", "public", true), box("team", "private", true)
 	private.Annotations = map[string]string{trafficToken: "secret"}
 	f.boxes = append(f.boxes, public, private, box("rival", "foreign", true))
@@ -301,6 +305,42 @@ func TestOpenPort(t *testing.T) {
 		if tt.w.Code != tt.want || tt.w.Header().Get("Location") != "" {
 			t.Errorf("%s = %d %s, want %d", name, tt.w.Code, tt.w.Body, tt.want)
 		}
+	}
+	want := []auditlog.Entry{{
+		By: auditlog.ByKey, Name: "key-of-team", Namespace: "team", Action: "open port", Request: "GET /ui/api/sandboxes/{id}/ports/{port}",
+		Object: "8080", Sandbox: string(sandbox.IDOf("private")), Address: "192.0.2.1", Status: http.StatusSeeOther, Result: "ok",
+	}}
+	if got := recorded(); !reflect.DeepEqual(got, want) {
+		t.Errorf("the audit log has\n%+v, want\n%+v", got, want)
+	}
+}
+
+// withAudit gives a server an audit log. The function that it returns ends the log, and returns what it has besides sign-ins, without the time.
+func withAudit(t *testing.T, s *Server) func() []auditlog.Entry {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "audit.log")
+	log, err := auditlog.Open(auditlog.Config{Path: path, Log: s.Log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.cfg.Audit = log
+	return func() (all []auditlog.Entry) {
+		ended, end := context.WithCancel(t.Context())
+		end()
+		if err := log.Run(ended); err != nil { // writes what waits
+			t.Fatal(err)
+		}
+		err := auditlog.Read(t.Context(), path, auditlog.Filter{}, false, func(e auditlog.Entry) error {
+			if e.Action != actionSignIn {
+				e.Time = time.Time{}
+				all = append(all, e)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
 	}
 }
 

@@ -15,6 +15,7 @@ const (
 	actionSignIn = "open dashboard"
 	actionOpen   = "open terminal"
 	actionClose  = "close terminal"
+	actionPort   = "open port"
 	actionWrite  = "write files"
 	actionDelete = "delete files"
 )
@@ -24,7 +25,7 @@ func (s *Server) record(r *http.Request, who apikeys.Identity, action string, st
 	address, _, _ := net.SplitHostPort(r.RemoteAddr)
 	s.cfg.Audit.Add(auditlog.Entry{
 		By: auditlog.ByKey, Name: who.Key, Namespace: who.Namespace, Action: action, Request: cmp.Or(r.Pattern, r.Method+" "+r.URL.Path),
-		Sandbox: r.PathValue("id"), Address: address, Status: status,
+		Object: r.PathValue("port"), Sandbox: r.PathValue("id"), Address: address, Status: status,
 	})
 }
 

@@ -21,9 +21,10 @@ var axe string
 func Start(tb testing.TB, options ...chromedp.ExecAllocatorOption) context.Context {
 	tb.Helper()
 	var program string
-	for _, name := range []string{"chromium", "chromium-headless-shell"} {
+	for _, name := range []string{"chromium-headless-shell", "chromium"} { // the first that is found
 		if found, err := exec.LookPath(name); err == nil {
 			program = found
+			break
 		}
 	}
 	switch {

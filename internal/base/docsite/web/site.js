@@ -9,8 +9,11 @@ const MAX_RESULTS = 20, BEFORE = 60, EXCERPT = 180;
 
 // Points of a term by where it is found. A heading has up to twice as many, by the share of its words that are asked for.
 const IN_PAGE = 6, IN_HEADING = 7, IN_TEXT = 1, MAX_IN_TEXT = 5;
+// The fewest letters of a term that counts for the share: "a" and "I" begin words of most headings.
+const MIN_IN_SHARE = 3;
 
-// Pages for people who change Barchan, or of what it was, come after those for people who use it; references after the explanations.
+// Factors of the points of some pages: last come those for people who change Barchan, or of what it was; then references, then
+// measurements. Tutorials and recipes are just behind the explanations, which have the factor 1.
 const LESS = [[/^(adr\/|changelog|contributing|architecture)/, 0.2], [/^(rest|kinds|metrics)\./, 0.4], [/^(benchmarks|figures)/, 0.5], [/^(tutorial|recipes)/, 0.9]];
 
 let loading;
@@ -31,11 +34,11 @@ const starts = (term) => new RegExp("(?<![\\p{L}\\p{N}])" + term.replace(/[.*+?^
 
 const count = (text, term) => (text.match(term) ?? []).length;
 
-// score returns the points of a section, and how many of the terms it has.
-function score(section, terms) {
+// score returns the points of a section, and how many of the terms it has. Those in long count for the share of the heading.
+function score(section, terms, long) {
   let sum = 0, has = 0;
   const words = section.h.match(/[\p{L}\p{N}]+/gu) ?? [];
-  const share = words.filter((word) => terms.some((term) => count(word, term))).length / Math.max(1, words.length);
+  const share = words.filter((word) => long.some((term) => count(word, term))).length / Math.max(1, words.length);
   for (const term of terms) {
     const points = IN_PAGE * Math.min(count(section.p, term), 1) + IN_HEADING * (1 + share) * Math.min(count(section.h, term), 1)
       + IN_TEXT * Math.min(count(section.t, term), MAX_IN_TEXT);
@@ -78,11 +81,12 @@ function close() { results.hidden = true; }
 
 async function search() {
   const query = input.value.trim();
-  const terms = query.split(/\s+/).filter(Boolean).map(starts);
+  const asked = query.split(/\s+/).filter(Boolean);
+  const terms = asked.map(starts), long = asked.filter((term) => term.length >= MIN_IN_SHARE).map(starts);
   if (!terms.length) return close();
   let shown;
   try {
-    const found = (await load()).map((section) => score(section, terms)).filter(({ has }) => has > 0 && has >= terms.length / 2);
+    const found = (await load()).map((section) => score(section, terms, long)).filter(({ has }) => has > 0 && has >= terms.length / 2);
     found.sort((a, b) => b.has - a.has || b.points - a.points);
     const most = found[0]?.has; // those with all terms, or with as many as there are together
     shown = found.filter(({ has }) => has === most).slice(0, MAX_RESULTS).map(({ section }) => item(section, terms));

@@ -405,7 +405,7 @@ function Ports({ id, running, data, row }) {
     ${list && !list.length && html`<${Empty} title="Nothing listens"><p>A port appears here as soon as a program in the sandbox listens on it.</p><//>`}
     ${list?.length > 0 && html`<div class="panel wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col" class="num">Port</th><th scope="col">Program</th><th scope="col" class="hide-small">Listens on</th><th scope="col">URL</th></tr></thead><tbody>
       ${list.map((p) => html`<tr key=${p.port + p.address}><td class="num"><b>${p.port}</b></td><td>${p.process || '–'}</td><td class="mono hide-small">${p.address}</td>
-        <td class="url"><a href=${open(p)} target="_blank" rel="noopener noreferrer" class="mono">${p.url}</a> <${Copy} text=${p.url} label="the URL" /></td></tr>`)}
+        <td class="url"><a href=${open(p)} target="_blank" rel="noopener noreferrer" class="mono">${p.url}</a>${data?.publicTraffic && html` <${Copy} text=${p.url} label="the URL" />`}</td></tr>`)}
     </tbody></table></div>`}`;
 }
 

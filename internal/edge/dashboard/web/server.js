@@ -24,9 +24,9 @@ export default function ServerPage({ session }) {
         ${(data?.quota ?? []).map((q) => html`<tr key=${q.name}><th scope="row">${q.name}</th>${q.used === undefined ? html`<td class="num">${units[q.unit](q.running)}</td><td class="num">${units[q.unit](q.paused)}</td>` : html`<td class="num">${units[q.unit](q.used)}</td><td></td>`}<td class="num">${q.most === undefined ? 'none' : units[q.unit](q.most)}</td>
           <td class="hide-small">${q.most !== undefined && html`<meter min="0" max=${Math.max(1, q.most)} value=${q.used ?? q.running + (data.countsPaused ? q.paused : 0)} aria-label=${q.name + ' used'}></meter>`}</td></tr>`)}
         </tbody></table></div>
-        ${data && html`<p class="muted">Used is what runs, or exists. What is paused ${data.countsPaused ? 'counts against the limits, too' : 'does not count against the limits'}.</p>`}</section>
+        ${data && html`<p class="muted">Used: running sandboxes, and all objects of the other rows. What is paused ${data.countsPaused ? 'counts against the limits, too' : 'does not count against the limits'}.</p>`}</section>
       <section class="panel" aria-label="API keys"><div class="title-row"><h2>API keys</h2>${session.scope !== 'use' && html`<button onClick=${() => setCreates(true)}>New key</button>`}</div>
-        ${keys.error?.status === 403 ? html`<p class="muted">The key that you are signed in by has the scope ${session.scope}: it may not see or make keys.</p>` : keys.error && html`<${Fault} error=${keys.error} onAgain=${keys.again} />`}
+        ${keys.error?.status === 403 ? html`<p class="muted">The key that you are signed in with has the scope ${session.scope}: it may not see or make keys.</p>` : keys.error && html`<${Fault} error=${keys.error} onAgain=${keys.again} />`}
         ${keys.data?.length > 0 && html`<div class="wide-table" tabindex="0" role="group" aria-label="Table"><table class="keys"><thead><tr><th scope="col">Name</th><th scope="col">Scope</th><th scope="col">Begins with</th><th scope="col">Created</th><th scope="col">Last used</th><th scope="col">Expires</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>
         ${keys.data.map((k) => html`<tr key=${k.id}><th scope="row">${k.name || html`<span class="muted">unnamed</span>`}</th><td>${k.scope}</td><td class="mono">${k.mask ? k.mask.prefix + k.mask.maskedValuePrefix + '…' : ''}</td><td title=${day(k.createdAt)}>${date(k.createdAt)}</td>
           <td>${k.lastUsed ? html`<span title="Exact to an hour">${date(k.lastUsed)}</span>` : html`<span class="muted">never</span>`}</td>
@@ -35,16 +35,16 @@ export default function ServerPage({ session }) {
         </tbody></table></div>`}</section>
     </div>
     <section class="panel" aria-label="About"><h2>About</h2>${data && html`<dl class="facts-list"><dt>Version</dt><dd class="mono">${data.about.version}</dd><dt>Node</dt><dd>${data.about.node}</dd><dt>Role</dt><dd>${data.about.role}</dd>
-      <dt>Up for</dt><dd title=${day(data.about.startedAt)}>${span(now - Date.parse(data.about.startedAt))}</dd><dt>Signed in by</dt><dd>the key ${session.key}, of scope ${session.scope}${session.expiresAt && `, until ${day(session.expiresAt)}`}</dd></dl>
+      <dt>Up for</dt><dd title=${day(data.about.startedAt)}>${span(now - Date.parse(data.about.startedAt))}</dd><dt>Signed in with</dt><dd>the key ${session.key}, of scope ${session.scope}${session.expiresAt && `, until ${day(session.expiresAt)}`}</dd></dl>
       <p class="muted"><br />Keys: <b>/</b> filters, <b>n</b> makes a sandbox, arrows and Enter move in the list, Space marks. <b>g</b> and then <b>s</b>, <b>p</b>, <b>t</b>, <b>f</b> or <b>o</b> goes to a page.</p>`}</section></div>
     ${creates && html`<${NewKey} scopes=${session.scope === 'admin' ? ['use', 'manage', 'admin'] : ['use']} onClose=${() => { setCreates(false); keys.again(); }} />`}
-    ${removes && html`<${Confirm} title=${'Revoke ' + removes.name + '?'} text="Its clients, and the pages that are signed in by it, lose access at once." button="Revoke"
+    ${removes && html`<${Confirm} title=${'Revoke ' + removes.name + '?'} text="Its clients, and the pages that are signed in with it, lose access at once." button="Revoke"
       onYes=${async () => { await act('Revoked', () => send('DELETE', 'rest/api-keys/' + removes.id)); keys.again(); }} onClose=${() => setRemoves(null)} />`}
   </div>`;
 }
 
 /** What a key of a scope may do, in short. */
-const rights = { use: 'run sandboxes', manage: 'and change templates, snapshots, volumes', admin: 'everything in the namespace' };
+const rights = { use: 'run sandboxes', manage: 'run sandboxes; change templates, snapshots, volumes', admin: 'everything in the namespace' };
 const lives = { 'a day': 1, '30 days': 30, 'a year': 365 };
 
 function NewKey({ scopes, onClose }) {
@@ -62,7 +62,7 @@ function NewKey({ scopes, onClose }) {
     ${key ? html`<p>This is the only time that it is shown.</p><p><code>${key}</code> <${Copy} text=${key} label="the key" /></p><footer><button class="primary" onClick=${onClose}>Done</button></footer>`
       : html`<form class="form" onSubmit=${submit}><label for="key-name">Name</label><input id="key-name" required value=${form.name} onInput=${set('name')} autofocus />
         <label for="key-scope">Scope</label><select id="key-scope" value=${form.scope} onChange=${set('scope')}>${scopes.map((s) => html`<option key=${s} value=${s}>${s}: ${rights[s]}</option>`)}</select>
-        <label for="key-life">Valid for</label><select id="key-life" value=${form.life} onChange=${set('life')}><option value="">ever, until it is revoked</option>${Object.keys(lives).map((l) => html`<option key=${l}>${l}</option>`)}</select>
+        <label for="key-life">Valid for</label><select id="key-life" value=${form.life} onChange=${set('life')}><option value="">no end; until revoked</option>${Object.keys(lives).map((l) => html`<option key=${l}>${l}</option>`)}</select>
         ${error && html`<p class="fault" role="alert">${error.message}</p>`}<footer><button type="button" onClick=${onClose}>Cancel</button><button class="primary">Create</button></footer></form>`}
   <//>`;
 }
