@@ -3,6 +3,7 @@
 package npm
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"os"
@@ -10,6 +11,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+)
+
+const (
+	tries      = 3
+	tryTimeout = 2 * time.Minute
 )
 
 // Package returns a directory with node_modules of one package, such as "e2b@2.51.0".
@@ -31,6 +38,22 @@ func Locked(t testing.TB, dir string) string {
 		files[name] = data
 	}
 	return install(t, "lock-"+hex.EncodeToString(sum.Sum(nil))[:16], files, "ci")
+}
+
+// run runs npm, again if it takes too long: a connection to a registry may hang, and npm itself waits for a quarter of an hour.
+func run(t testing.TB, args []string) (out []byte, err error) {
+	for range tries {
+		ctx, cancel := context.WithTimeout(t.Context(), tryTimeout)
+		cmd := exec.CommandContext(ctx, "npm", append(args, "--fetch-timeout=30000")...)
+		cmd.WaitDelay = time.Second
+		out, err = cmd.CombinedOutput()
+		late := ctx.Err() != nil
+		cancel()
+		if err == nil || !late {
+			break
+		}
+	}
+	return out, err
 }
 
 // install runs npm with the files in a directory of that name, unless it is there.
@@ -67,9 +90,7 @@ func install(t testing.TB, name string, files map[string][]byte, args ...string)
 			t.Fatal(err)
 		}
 	}
-	flags := []string{"--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", aside}
-	cmd := exec.CommandContext(t.Context(), "npm", append(args, flags...)...)
-	if out, err := cmd.CombinedOutput(); err != nil {
+	if out, err := run(t, append(args, "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", aside)); err != nil {
 		lacking("SKIPPED: npm %s: %v, so real clients are NOT tested\n%s", strings.Join(args, " "), err, out)
 	}
 	if err := os.Rename(aside, home); err != nil {
