@@ -531,16 +531,16 @@ func (b *barchan) trySDK(api, gateway, program string) (string, error) {
 	return string(out), err
 }
 
-// replicas returns the URLs of ready replicas, to which the Service leads.
+// replicas returns the URLs of ready replicas, to which the Service leads. After a fault it may take a while until there is one.
 func (b *barchan) replicas() (urls []string) {
 	b.Helper()
-	ips := b.kubectl("get", "endpointslices", "-n", system, "-l", "kubernetes.io/service-name=barchan", "-o", "jsonpath={.items[0].endpoints[?(@.conditions.ready==true)].addresses[0]}")
-	for ip := range strings.FieldsSeq(ips) {
-		urls = append(urls, "http://"+net.JoinHostPort(ip, "7700")) // there is no kube-proxy
-	}
-	if len(urls) == 0 {
-		b.Fatal("no replica is ready")
-	}
+	eventually.True(b, "a replica is ready", func() bool {
+		ips := b.kubectl("get", "endpointslices", "-n", system, "-l", "kubernetes.io/service-name=barchan", "-o", "jsonpath={.items[0].endpoints[?(@.conditions.ready==true)].addresses[0]}")
+		for ip := range strings.FieldsSeq(ips) {
+			urls = append(urls, "http://"+net.JoinHostPort(ip, "7700")) // there is no kube-proxy
+		}
+		return len(urls) > 0
+	})
 	return urls
 }
 
