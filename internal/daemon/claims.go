@@ -22,14 +22,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/controllers/volume"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmpool"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmup"
-	"github.com/barchan-dev/barchan/internal/control/events"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
-	"github.com/barchan-dev/barchan/internal/control/webhooks"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/eventlog"
 	"github.com/barchan-dev/barchan/internal/daemon/feeds"
@@ -138,6 +136,7 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 			return err
 		}
 	}
+	store, hooks := d.eventLog.Parts()
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
 		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed, Binder: d.binder,
@@ -148,7 +147,7 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 		BuildFiles:  d.builds, AppliedTemplates: d.ofCluster(),
 		VolumeFiles: d.volumeFiles(),
 		DefaultSize: d.defaultSize(),
-		Events:      d.eventStore(), Webhooks: d.webhooks(),
+		Events:      store, Webhooks: hooks,
 	})
 	return err
 }
@@ -163,22 +162,6 @@ func traceBy(trace func(context.Context, sandbox.ID, egress.Query) (egress.Decis
 
 func (d *Daemon) defaultSize() templates.Size {
 	return templates.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20}
-}
-
-// eventStore returns the log of events; nil but in a server and in a cluster's replicas.
-func (d *Daemon) eventStore() *events.Store {
-	if d.eventLog == nil {
-		return nil
-	}
-	return d.eventLog.Store
-}
-
-// webhooks returns those of all namespaces; nil but in a server.
-func (d *Daemon) webhooks() *webhooks.Service {
-	if d.eventLog == nil {
-		return nil
-	}
-	return d.eventLog.Webhooks // nil on a cluster
 }
 
 // volumeFiles returns the files of volumes; nil on a cluster.

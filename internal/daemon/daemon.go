@@ -117,7 +117,7 @@ type Daemon struct {
 	binder        *agentclient.Client
 	manager       *manager.Manager
 	builds        *builds.Store // files of template builds; nil but in a server
-	eventLog      *eventlog.Log // nil but in a server
+	eventLog      *eventlog.Log // nil but in a server and a cluster's replicas
 	audit         *auditlog.Log // nil: nothing is recorded
 	recorder      events.EventRecorder
 	flushEvents   func()

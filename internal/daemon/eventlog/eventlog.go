@@ -105,6 +105,14 @@ func (l *Log) makeRecorder(recorded func()) (err error) {
 	return err
 }
 
+// Parts returns the store of events and the webhooks of all namespaces. A nil Log has neither.
+func (l *Log) Parts() (*events.Store, *webhooks.Service) {
+	if l == nil {
+		return nil, nil
+	}
+	return l.Store, l.Webhooks
+}
+
 // Observe takes each change of a sandbox.
 func (l *Log) Observe(older, newer *agents.Sandbox) { l.recorder.Observe(older, newer) }
 

@@ -37,10 +37,13 @@ func (s *Server) revisions(w http.ResponseWriter, r *http.Request, who caller) e
 	if err := s.cfg.Objects.List(r.Context(), &objects, client.InNamespace(t.Namespace)); err != nil {
 		return err
 	}
+	tagOf := func(uid types.UID) int {
+		return slices.IndexFunc(t.Tags, func(tag templates.Tag) bool { return tag.UID == uid })
+	}
 	current := map[types.UID]string{}
 	for i := range objects.Items {
 		o := &objects.Items[i]
-		if !slices.ContainsFunc(t.Tags, func(tag templates.Tag) bool { return tag.UID == o.UID }) {
+		if tagOf(o.UID) < 0 {
 			continue
 		}
 		if current[o.UID], _, err = pool.Revision(o); err != nil {
@@ -68,7 +71,7 @@ func (s *Server) revisions(w http.ResponseWriter, r *http.Request, who caller) e
 		if owner == nil {
 			continue
 		}
-		at := slices.IndexFunc(t.Tags, func(tag templates.Tag) bool { return tag.UID == owner.UID })
+		at := tagOf(owner.UID)
 		if at < 0 {
 			continue
 		}

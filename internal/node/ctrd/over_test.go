@@ -7,37 +7,24 @@ import (
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/testkit/tmpfs"
 )
 
 // TestOverKeepsInodes links a file of the image. Both names are one file, with the number that it had before, also where the writes
 // are on another file system.
 func TestOverKeepsInodes(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: mounts need root")
-	}
-	dir := t.TempDir()
+	dir, other := t.TempDir(), tmpfs.Mount(t, "1m")
 	at := func(name string) string { return filepath.Join(dir, name) }
-	for _, name := range []string{"image", "own", "work", "other", "root"} {
+	for _, name := range []string{"image", "own", "work", "root"} {
 		if err := os.Mkdir(at(name), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	mounted := func(source, target, kind string) {
-		t.Helper()
-		if err := unix.Mount(source, target, kind, 0, ""); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := unix.Unmount(target, 0); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	mounted("tmpfs", at("other"), "tmpfs")
 	if err := os.WriteFile(at("image/file"), []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	r, err := Rootfs{Key: "k", mounts: []mount.Mount{{Type: overlayType, Source: "overlay", Options: []string{"lowerdir=" + at("image"), upperOption + at("own"), "workdir=" + at("work")}}}}.Over(at("other"))
+	r, err := Rootfs{Key: "k", mounts: []mount.Mount{{Type: overlayType, Source: "overlay", Options: []string{"lowerdir=" + at("image"), upperOption + at("own"), "workdir=" + at("work")}}}}.Over(other)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +32,7 @@ func TestOverKeepsInodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := unix.Unmount(at("root"), 0); err != nil {
+		if err := Unmount(at("root")); err != nil {
 			t.Error(err)
 		}
 	}()
