@@ -24,7 +24,8 @@ type Process struct {
 	Boot    string `json:"boot"`
 }
 
-var bootID = sync.OnceValue(func() string {
+// BootID changes with each start of the machine; it is empty where the kernel does not tell.
+var BootID = sync.OnceValue(func() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""
@@ -48,7 +49,7 @@ func ProcessOf(pid int) (Process, error) {
 	if err != nil {
 		return Process{}, fmt.Errorf("read start of process %d: %w", pid, err)
 	}
-	return Process{PID: pid, Started: started, Boot: bootID()}, nil
+	return Process{PID: pid, Started: started, Boot: BootID()}, nil
 }
 
 // Alive reports whether this process, not a later one of the same ID, runs.

@@ -78,9 +78,6 @@ func (p *work) do(ctx context.Context) (err error) {
 	if err := p.note(checkpoint.Ready); err != nil {
 		return err
 	}
-	if p.c.Memory != nil {
-		p.m.cfg.Checkpoints.MarkVerified(p.c.Ref.UID)
-	}
 	return p.After("capture_ready")
 }
 
@@ -328,7 +325,7 @@ func (p *work) fromDisk(ctx context.Context) error {
 }
 
 // linkMemory links the files of the source's memory, which never change, or copies them from another file system. It
-// verifies them first, because restores of the checkpoint do not.
+// verifies them first, so that a damaged one makes no checkpoint.
 func (p *work) linkMemory(ctx context.Context) error {
 	from, to := p.m.cfg.Host.MemoryDir(p.ID()), p.m.cfg.Checkpoints.MemoryDir(p.c.Ref.UID)
 	if err := memimage.Verify(ctx, from); errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {

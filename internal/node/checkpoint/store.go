@@ -20,6 +20,7 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -151,9 +152,9 @@ var CheckpointsBucket = []byte("checkpoints")
 
 // Store has all checkpoints of the node: their rows and handles.
 type Store struct {
-	cfg      Config
-	locks    keyedlock.Lock[types.UID]
-	verified verified
+	cfg       Config
+	locks     keyedlock.Lock[types.UID]
+	verifying singleflight.Group // by UID
 
 	mu      sync.Mutex
 	handles map[types.UID]*Handle // +checklocks:mu
@@ -196,7 +197,7 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create bucket of checkpoints: %w", err)
 	}
-	return &Store{cfg: cfg, verified: verified{checks: map[types.UID]*verification{}}, handles: map[types.UID]*Handle{}, unread: map[types.UID]error{}}, nil
+	return &Store{cfg: cfg, handles: map[types.UID]*Handle{}, unread: map[types.UID]error{}}, nil
 }
 
 // Load reads all rows. Unreadable ones are kept with their data, and passed to unread.
@@ -410,7 +411,6 @@ func (s *Store) Erase(ctx context.Context, k *Handle) error {
 		return fmt.Errorf("clear row of checkpoint %s/%s: %w: %w", k.ref.Namespace, k.ref.Name, err, errs.ErrUnavailable)
 	}
 	failpoint.Reach("checkpoint/gone")
-	s.verified.remove(k.ref.UID)
 	k.SetRow(nil)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
@@ -71,6 +73,45 @@ func TestVerifyImageFindsDamage(t *testing.T) {
 	}
 	if err := Verify(t.Context(), dir+"-none"); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("no image: %v", err)
+	}
+}
+
+// A file that was checked is read again once a page has left the cache, or without the attribute that says so.
+func TestVerifyReadsWhatLeftTheCache(t *testing.T) {
+	dir, img := sealed(t, false, 3*chunkSize)
+	path := filepath.Join(dir, "f0")
+	before, err := os.Lstat(path)
+	must(t, err)
+	damaged := func() bool { return errors.Is(Verify(t.Context(), dir), errs.ErrInvalid) }
+	if !img.Files[0].checked(path, before) {
+		t.Skip("SKIPPED: the file system has no extended attributes, or the kernel does not tell what is cached")
+	}
+	flip(t, path, chunkSize)
+	must(t, os.Chtimes(path, time.Time{}, before.ModTime())) // as damage of a disk, which no file system knows of
+	if damaged() {
+		t.Error("a file in the page cache, whose time is that of its check, was read")
+	}
+	f, err := os.Open(path)
+	must(t, err)
+	must(t, f.Sync())
+	must(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
+	must(t, f.Close())
+	if !damaged() {
+		t.Error("nothing was in the cache, and the damage was not found")
+	}
+	flip(t, path, chunkSize)
+	must(t, os.Chtimes(path, time.Time{}, before.ModTime()))
+	must(t, Verify(t.Context(), dir))
+	must(t, unix.Removexattr(path, checkedName))
+	flip(t, path, chunkSize)
+	must(t, os.Chtimes(path, time.Time{}, before.ModTime()))
+	if !damaged() {
+		t.Error("a file without the attribute was not read")
+	}
+	info, err := os.Lstat(path)
+	must(t, err)
+	if img.Files[0].checked(path, info) {
+		t.Error("a damaged file is marked as checked")
 	}
 }
 
@@ -149,18 +190,23 @@ func TestLinkImage(t *testing.T) {
 	noImages(t, filepath.Dir(from))
 }
 
-// BenchmarkVerifyImage reads images that are in the page cache.
+// BenchmarkVerifyImage verifies images that are in the page cache: that were checked, and that were not.
 //
 //	go test -run '^$' -bench Verify ./internal/node/oci/memimage
 func BenchmarkVerifyImage(b *testing.B) {
 	for name, size := range map[string]int64{"256MiB": 256 << 20, "1GiB": 1 << 30} {
-		b.Run(name, func(b *testing.B) {
-			dir, _ := sealed(b, false, size)
-			b.SetBytes(size)
-			for b.Loop() {
-				must(b, Verify(b.Context(), dir))
-			}
-		})
+		for _, again := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%s/again=%t", name, again), func(b *testing.B) {
+				dir, _ := sealed(b, false, size)
+				b.SetBytes(size)
+				for b.Loop() {
+					if !again {
+						must(b, unix.Removexattr(filepath.Join(dir, "f0"), checkedName))
+					}
+					must(b, Verify(b.Context(), dir))
+				}
+			})
+		}
 	}
 }
 
