@@ -179,7 +179,7 @@ export function go(path, replace) {
 addEventListener('popstate', () => { for (const f of moved) f(); });
 export function useRoute() {
   const [path, set] = useState(here());
-  useEffect(() => { const f = () => set(here()); moved.add(f); return () => moved.delete(f); }, []);
+  useEffect(() => { const f = () => set(here()); moved.add(f); f(); return () => moved.delete(f); }, []);
   return path;
 }
 
