@@ -28,17 +28,7 @@ func TestVolumes(t *testing.T) {
 	s.must("image", "build", "base")
 	t.Run("a bucket", func(t *testing.T) { testVolumeBucket(t, s.in(t), buckets) })
 	t.Run("an export", func(t *testing.T) { testVolumeExport(t, s.in(t), export) })
-	t.Run("the unmodified SDK", func(t *testing.T) { runSDK(t, "volumes.test.mjs", s.in(t).clientEnv()) })
-	var list []struct{ SandboxID string }
-	s.read(&list, "ls")
-	if len(list) != 1 {
-		t.Fatalf("sandboxes: %v", list)
-	}
-	s.stop(syscall.SIGKILL)
-	s.start()
-	t.Run("after a restart", func(t *testing.T) {
-		runSDK(t, "volumes.test.mjs", append(s.in(t).clientEnv(), "PART=after", "SANDBOX="+list[0].SandboxID))
-	})
+	t.Run("the unmodified SDK", func(t *testing.T) { testVolumeSDK(t, s.in(t)) })
 	t.Run("the command line", func(t *testing.T) { testVolumeCommands(t, s.in(t)) })
 	t.Run("kubectl", func(t *testing.T) { testVolumeObjects(t, s.in(t)) })
 	t.Run("a quota", func(t *testing.T) { testVolumeQuota(t, s.in(t)) })
@@ -50,6 +40,18 @@ func TestVolumes(t *testing.T) {
 	if err != nil || len(dirs) > 0 {
 		t.Errorf("directories are left: %v, %v", dirs, err)
 	}
+}
+
+// testVolumeSDK leaves a volume and its sandbox to a server that is killed, and finds them after its restart.
+func testVolumeSDK(t *testing.T, s *server) {
+	runSDK(t, "volumes.test.mjs", s.clientEnv())
+	var list []struct{ SandboxID string }
+	if s.read(&list, "ls"); len(list) != 1 {
+		t.Fatalf("sandboxes: %v", list)
+	}
+	s.stop(syscall.SIGKILL)
+	s.start()
+	runSDK(t, "volumes.test.mjs", append(s.clientEnv(), "PART=after", "SANDBOX="+list[0].SandboxID))
 }
 
 func testVolumeCommands(t *testing.T, s *server) {
