@@ -54,7 +54,7 @@ func TestInBrowser(t *testing.T) {
 func answers(ctx context.Context, t *testing.T, root string) {
 	for question, want := range map[string]string{
 		"install":                   "index.html#install",
-		"how do I pause a sandbox":  "concepts.html#how-a-pause-and-a-wake-work",
+		"how do I pause a sandbox":  "memory.html#pause-and-resume",
 		"backup restore":            "upgrade.html#going-back",
 		"internet access":           "egress.html#a-sandboxs-own-policy",
 		"GPU":                       "comparison.html#what-barchan-lacks",
@@ -66,6 +66,14 @@ func answers(ctx context.Context, t *testing.T, root string) {
 		"who may use a key":         "tenancy.html#scopes-of-keys",
 		"what is a quota":           "tenancy.html#quotas",
 		"upgrade":                   "upgrade.html",
+
+		"How do I connect to a sandbox by ssh from VS Code?": "ssh.html#what-works",
+		"How do I fork a sandbox into many copies?":          "memory.html#forks",
+		"How can I limit the CPU of a sandbox?":              "memory.html#limits",
+		"How can I run 5000 evaluations in parallel?":        "tutorial-evaluation.html",
+		"Is it safe to run untrusted code?":                  "security.html",
+		"What happens when the server crashes?":              "concepts.html#what-happens-at-a-fault",
+		"how to get an alert when the disk is full":          "observability.html#alerts",
 	} {
 		limited, cancel := context.WithTimeout(ctx, eventually.Patience)
 		do(limited, t, chromedp.Navigate(root+"index.html"), chromedp.SendKeys(chromedp.CSS("#search"), question), chromedp.WaitVisible("#results a"))

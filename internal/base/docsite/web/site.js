@@ -7,14 +7,19 @@ const input = document.getElementById("search");
 const results = document.getElementById("results");
 const MAX_RESULTS = 20, BEFORE = 60, EXCERPT = 180;
 
-// Points of a term by where it is found. A heading has up to twice as many, by the share of its words that are asked for.
-const IN_PAGE = 6, IN_HEADING = 7, IN_TEXT = 1, MAX_IN_TEXT = 5;
-// The fewest letters of a term that counts for the share: "a" and "I" begin words of most headings.
-const MIN_IN_SHARE = 3;
+// The rank of a section is that of Okapi BM25 with fields (Robertson and others, "Simple BM25 extension to multiple weighted
+// fields", 2004): a term counts more the fewer sections have it, so that "how" and "the" of a question hardly count.
+const IN_PAGE = 3, IN_HEADING = 5, SATURATION = 1.2, BY_LENGTH = 0.4;
+// The least share of the weight of all terms that a section must have, and that of the best one below which a note says so.
+const LEAST = 0.4, MOST = 0.75;
+// Words of a question that say nothing of what is asked for, unless there is no other.
+const STOP = new Set("a about an and are as at be by can could did do does for from get give has have how i if in into is it its me my not of on or our should so such that the their then there these they this to was were what when where which while who why will with would you your".split(" "));
+// The fewest letters that are left of a word without its ending.
+const STEM = 4;
 
-// Factors of the points of some pages: last come those for people who change Barchan, or of what it was; then references, then
+// Factors of the rank of some pages: last come those for people who change Barchan, or of what it was; then references, then
 // measurements. Tutorials and recipes are just behind the explanations, which have the factor 1.
-const LESS = [[/^(adr\/|changelog|contributing|architecture)/, 0.2], [/^(rest|kinds|metrics)\./, 0.4], [/^(benchmarks|figures)/, 0.5], [/^(tutorial|recipes)/, 0.9]];
+const LESS = [[/^(adr\/|changelog|contributing|architecture)/, 0.2], [/^(rest|kinds|metrics)\./, 0.4], [/^cli\./, 0.7], [/^(benchmarks|figures)/, 0.5], [/^(tutorial|recipes)/, 0.9]];
 
 let loading;
 // load fetches the index once, by a script element, which works on a disk as well.
@@ -29,23 +34,36 @@ function load() {
   return loading;
 }
 
-// starts makes an expression for the words that begin with a term.
-const starts = (term) => new RegExp("(?<![\\p{L}\\p{N}])" + term.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "giu");
+// terms are expressions for the words that begin with one of the query; a word of several forms is asked for without its ending.
+function termsOf(query) {
+  const words = query.split(/\s+/).map((word) => word.replace(/^[^\p{L}\p{N}/-]+|[^\p{L}\p{N}]+$/gu, "")).filter(Boolean).map((word) => word.toLowerCase());
+  const telling = words.filter((word) => !STOP.has(word));
+  return [...new Set((telling.length ? telling : words).map((word) => word.replace(/(?<=..)(ing|ed|es|s|e)$/, (end, _, at) => at < STEM ? end : "")))]
+    .map((word) => new RegExp("(?<![\\p{L}\\p{N}])" + word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "giu"));
+}
 
 const count = (text, term) => (text.match(term) ?? []).length;
 
-// score returns the points of a section, and how many of the terms it has. Those in long count for the share of the heading.
-function score(section, terms, long) {
-  let sum = 0, has = 0;
-  const words = section.h.match(/[\p{L}\p{N}]+/gu) ?? [];
-  const share = words.filter((word) => long.some((term) => count(word, term))).length / Math.max(1, words.length);
-  for (const term of terms) {
-    const points = IN_PAGE * Math.min(count(section.p, term), 1) + IN_HEADING * (1 + share) * Math.min(count(section.h, term), 1)
-      + IN_TEXT * Math.min(count(section.t, term), MAX_IN_TEXT);
-    sum += points;
-    if (points) has++;
-  }
-  return { points: sum * (LESS.find(([page]) => page.test(section.u))?.[1] ?? 1), has, section };
+// rank returns the sections for terms, the best first, each with the share of the weight of all terms that it has.
+function rank(sections, terms) {
+  const average = sections.reduce((sum, { t }) => sum + t.length, 0) / sections.length;
+  const hits = sections.map(({ p, h, t }) => terms.map((term) => {
+    const long = 1 - BY_LENGTH + BY_LENGTH * t.length / average;
+    return IN_PAGE * Math.min(count(p, term), 1) + IN_HEADING * Math.min(count(h, term), 1) + count(t, term) / long;
+  }));
+  const weights = terms.map((_, i) => {
+    const having = hits.filter((of) => of[i]).length;
+    return Math.log(1 + (sections.length - having + 0.5) / (having + 0.5));
+  });
+  const whole = weights.reduce((sum, weight) => sum + weight, 0);
+  return sections.map((section, n) => {
+    let points = 0, share = 0;
+    hits[n].forEach((hit, i) => {
+      points += weights[i] * hit / (SATURATION + hit);
+      if (hit) share += weights[i] / whole;
+    });
+    return { section, share, points: points * share * (LESS.find(([page]) => page.test(section.u))?.[1] ?? 1) };
+  }).filter(({ share }) => share >= LEAST).sort((a, b) => b.points - a.points);
 }
 
 // marked shows the part of a text that begins before its first term, with the terms marked.
@@ -81,16 +99,13 @@ function close() { results.hidden = true; }
 
 async function search() {
   const query = input.value.trim();
-  const asked = query.split(/\s+/).filter(Boolean);
-  const terms = asked.map(starts), long = asked.filter((term) => term.length >= MIN_IN_SHARE).map(starts);
+  const terms = termsOf(query);
   if (!terms.length) return close();
   let shown;
   try {
-    const found = (await load()).map((section) => score(section, terms, long)).filter(({ has }) => has > 0 && has >= terms.length / 2);
-    found.sort((a, b) => b.has - a.has || b.points - a.points);
-    const most = found[0]?.has; // those with all terms, or with as many as there are together
-    shown = found.filter(({ has }) => has === most).slice(0, MAX_RESULTS).map(({ section }) => item(section, terms));
-    if (most < terms.length) shown.unshift(note("No section has every word; these have most of them."));
+    const found = rank(await load(), terms).slice(0, MAX_RESULTS);
+    shown = found.map(({ section }) => item(section, terms));
+    if (found.length && found.every(({ share }) => share < MOST)) shown.unshift(note("No section has all of it; these have most."));
   } catch (err) {
     shown = [note("Search failed: " + err.message)];
   }
