@@ -42,7 +42,7 @@ var layers = [][]string{
 	},
 	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/base/keyedlock", "internal/base/auditlog", "internal/base/docsite", "internal/node/projection", "internal/testkit/ownnet", "internal/testkit/program"},
 	2: {
-		"api/openapi", "internal/testkit/nfs", "internal/testkit/s3", "internal/base/keyfile", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable", "internal/guest/interpreter",
+		"api/openapi", "internal/testkit/nfs", "internal/testkit/s3", "internal/base/keyfile", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable", "internal/guest/interpreter", "internal/guest/mcpgateway",
 		"internal/node/disk", "internal/node/ipam", "internal/node/egress", "internal/edge/route",
 		"internal/control/apiserver/gc", "internal/control/apiserver/kinds", "internal/control/apiserver/liblog", // without storage; the rest is apiserver's family
 	},
@@ -103,7 +103,7 @@ var owners = map[string][]string{
 		"internal/client/cli/mcp", "internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes", "internal/client/cli/ssh",
 	},
 	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/node/images", "internal/base/portable", "internal/client/cluster", "test/bench"},
-	"github.com/modelcontextprotocol/go-sdk": {"internal/client/cli/mcp"},
+	"github.com/modelcontextprotocol/go-sdk": {"internal/client/cli/mcp", "internal/guest/mcpgateway"},
 	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
 	"github.com/docker/cli":                  {"internal/client/cli/build"},   // Docker's configuration alone
 	"github.com/moby/buildkit":               {"internal/client/dockerfile"},  // the syntax of Dockerfiles alone

@@ -1,5 +1,5 @@
 // Command barchan-agent is PID 1 of a sandbox, or, in a container that is not its own, a process beside
-// the container's program. See package agent.
+// the container's program. See package agent. By the name mcp-gateway it is the program of package mcpgateway.
 package main
 
 import (
@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -15,11 +16,20 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/agent"
 	"github.com/barchan-dev/barchan/internal/guest/agent/pack"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/guest/mcpgateway"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	code := run(ctx)
+	code := 0
+	if filepath.Base(os.Args[0]) == mcpgateway.Program {
+		if err := mcpgateway.Run(ctx, os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	} else {
+		code = run(ctx)
+	}
 	stop()
 	os.Exit(code)
 }

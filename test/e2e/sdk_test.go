@@ -10,7 +10,7 @@ func TestClients(t *testing.T) {
 	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")
-	for _, suite := range []string{"base", "behaviour", "methods", "cli", "computesdk", "agents", "mastra"} {
+	for _, suite := range []string{"base", "behaviour", "methods", "mcp", "cli", "computesdk", "agents", "mastra"} {
 		t.Run(suite, func(t *testing.T) { runSDK(t, suite+".test.mjs", append(s.in(t).clientEnv(), "BASE_IMAGE="+baseImage)) })
 	}
 }

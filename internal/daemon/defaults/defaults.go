@@ -1,4 +1,4 @@
-// Package defaults makes the objects and files that a new server starts with: base template, its pool, the local API key, secrets.
+// Package defaults makes the objects and files that a new server starts with: base template, its pool, the template for E2B's option `mcp`, the local API key, secrets.
 //
 // It changes nothing that exists, but for the image of the code interpreter's template, which a command makes.
 package defaults
@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
+	"github.com/barchan-dev/barchan/internal/guest/mcpgateway"
 )
 
 const (
@@ -30,7 +31,8 @@ const (
 	localKeyNamespace = metav1.NamespaceDefault
 )
 
-// Make creates the missing ones of: the base template, its pool in the namespace of the local command line, and the local API key.
+// Make creates the missing ones of: the base template, its pool in the namespace of the local command line, the template for E2B's
+// option `mcp`, and the local API key.
 func Make(ctx context.Context, cfg *config.Config, as *rest.Config) error {
 	scheme, err := cache.NewScheme()
 	if err != nil {
@@ -42,6 +44,9 @@ func Make(ctx context.Context, cfg *config.Config, as *rest.Config) error {
 	}
 	if err := ensure(ctx, api, baseTemplate(cfg)); err != nil {
 		return fmt.Errorf("make template %s: %w", cfg.DefaultTemplate, err)
+	}
+	if err := ensure(ctx, api, mcpTemplate(cfg)); err != nil {
+		return fmt.Errorf("make template %s: %w", mcpgateway.Program, err)
 	}
 	if cfg.PoolSize > 0 {
 		if err := ensure(ctx, api, poolOf(cfg, cfg.DefaultTemplate)); err != nil {
@@ -77,6 +82,13 @@ func baseTemplate(cfg *config.Config) *extensions.SandboxTemplate {
 			Barchan: &extensions.TemplateBarchanSpec{Public: true},
 		},
 	}
+}
+
+// mcpTemplate returns the template that E2B's SDKs use for the option `mcp`: the base image has the program that they run.
+func mcpTemplate(cfg *config.Config) *extensions.SandboxTemplate {
+	t := baseTemplate(cfg)
+	t.Name = mcpgateway.Program
+	return t
 }
 
 // poolOf returns a pool of a public template, in the namespace of the local command line.

@@ -24,6 +24,9 @@ sed -i 's/^mesg n/[ ! -t 0 ] || mesg n/' "$root/root/.profile"
 
 ln -sf python3 "$root/usr/bin/python"
 
+# E2B's SDKs run this program for the option mcp. The agent, which each sandbox has there, is it by that name.
+ln -s /.barchan/agent "$root/usr/local/bin/mcp-gateway"
+
 # The runtime binds its own files over these three; they must exist for that.
 printf '127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n' >"$root/etc/hosts"
 : >"$root/etc/resolv.conf"
