@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"encoding/base64"
+	"image/color"
 	"image/png"
 	"os"
 	"path/filepath"
@@ -80,7 +81,23 @@ func TestInterpreter(t *testing.T) {
 		}
 		img, err := png.Decode(bytes.NewReader(data))
 		if err != nil || img.Bounds().Dx() < 300 {
-			t.Errorf("the plot is no picture: %v: %s", err, base64.StdEncoding.EncodeToString(data))
+			t.Fatalf("the plot is no picture: %v: %s", err, base64.StdEncoding.EncodeToString(data))
+		}
+		// Axes, text and a coloured mark: a blank picture has one colour.
+		colours := map[color.Color]int{}
+		for y := range img.Bounds().Dy() {
+			for x := range img.Bounds().Dx() {
+				colours[img.At(x, y)]++
+			}
+		}
+		coloured := 0
+		for c, n := range colours {
+			if r, g, b, _ := c.RGBA(); max(r, g, b)-min(r, g, b) > 0x4000 {
+				coloured += n
+			}
+		}
+		if len(colours) < 10 || coloured < 200 {
+			t.Errorf("the plot has %d colours, and %d coloured pixels: %s", len(colours), coloured, base64.StdEncoding.EncodeToString(data))
 		}
 	})
 	s.untilNothingWrong()

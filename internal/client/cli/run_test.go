@@ -294,6 +294,24 @@ func TestNetworkOfRun(t *testing.T) {
 	}
 }
 
+// TestManyInputs runs each of a thousand inputs once, 50 at a time, and leaves no sandbox.
+func TestManyInputs(t *testing.T) {
+	s := newServer(t, startAgent(t))
+	var in, want strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&in, "%d\n", i)
+		fmt.Fprintf(&want, "%d\n", i)
+	}
+	r := s.run(in.String(), "run", "--parallel", "50", "--", "echo", "{}")
+	r.want(t, 0, "", "1000 succeeded, 0 failed, 0 did not run to their end")
+	got, all := strings.Fields(r.stdout), strings.Fields(want.String())
+	slices.Sort(got)
+	slices.Sort(all)
+	if !slices.Equal(got, all) || len(s.created) != 1000 || len(s.sandboxes) != 0 {
+		t.Errorf("%d outputs, %d sandboxes, %d left", len(got), len(s.created), len(s.sandboxes))
+	}
+}
+
 // TestLostResponse loses the response to a create, after which the server has the sandbox. It is the one that runs and ends.
 func TestLostResponse(t *testing.T) {
 	s := newServer(t, startAgent(t))

@@ -30,6 +30,8 @@ const (
 	retryAfter = time.Second
 	// progressEvery is how often the line of progress is painted.
 	progressEvery = 200 * time.Millisecond
+	// readAhead is how many inputs are read before their turn.
+	readAhead = 100_000
 	// outputInJSON bounds each stream of a command in --json, in bytes.
 	outputInJSON = 1 << 20
 )
@@ -100,8 +102,22 @@ type batch struct {
 	broken error // of the output; +checklocks:mu
 }
 
-// tally counts inputs.
-type tally struct{ running, succeeded, failed, unfinished int }
+// tally counts inputs. read are those so far; whole: there are no more.
+type tally struct {
+	read, running, succeeded, failed, unfinished int
+	whole                                        bool
+}
+
+func (t tally) done() int { return t.succeeded + t.failed + t.unfinished }
+
+// String is the line of progress, with a bar once it is known how many inputs there are.
+func (t tally) String() string {
+	text := fmt.Sprintf("%d done, %d running or waiting, %d not successful", t.done(), t.running, t.failed+t.unfinished)
+	if !t.whole || t.read == 0 {
+		return text
+	}
+	return fmt.Sprintf("%s %d%% of %d: %s", terminal.Bar(int64(t.done()), int64(t.read)), 100*t.done()/t.read, t.read, text)
+}
 
 // each runs the command for each line of standard input. The error is an [app.ExitCode] if any did not succeed.
 func (b *batch) each(ctx context.Context, argv []string) error {
@@ -109,12 +125,12 @@ func (b *batch) each(ctx context.Context, argv []string) error {
 	painted := b.paint()
 	var group errgroup.Group
 	group.SetLimit(b.options.parallel)
-	lines := bufio.NewScanner(b.app.Stdin)
-	lines.Buffer(nil, 1<<20)
-	for ctx.Err() == nil && b.outputErr() == nil && lines.Scan() {
-		if input := lines.Text(); input != "" {
-			group.Go(func() error { b.one(ctx, input, argv); return nil })
+	inputs, readErr := b.read(ctx)
+	for input := range inputs {
+		if ctx.Err() != nil || b.outputErr() != nil {
+			break
 		}
+		group.Go(func() error { b.one(ctx, input, argv); return nil })
 	}
 	_ = group.Wait() // no function has an error
 	painted()
@@ -126,12 +142,37 @@ func (b *batch) each(ctx context.Context, argv []string) error {
 		return ctx.Err()
 	case b.broken != nil:
 		return b.broken
-	case lines.Err() != nil:
-		return fmt.Errorf("read the inputs: %w", lines.Err())
+	case *readErr != nil:
+		return fmt.Errorf("read the inputs: %w", *readErr)
 	case b.inputs.failed+b.inputs.unfinished > 0:
 		return app.ExitCode(app.CodeError)
 	}
 	return nil
+}
+
+// read reads the lines of standard input, ahead of their turn, so that it is soon known how many there are. The error is set
+// when the channel is closed, unless ctx was done.
+func (b *batch) read(ctx context.Context) (inputs <-chan string, err *error) {
+	lines, err := make(chan string, readAhead), new(error)
+	scanner := bufio.NewScanner(b.app.Stdin)
+	scanner.Buffer(nil, 1<<20)
+	go func() {
+		defer close(lines)
+		for scanner.Scan() {
+			if scanner.Text() == "" {
+				continue
+			}
+			select {
+			case lines <- scanner.Text():
+				b.count(func(n *tally) { n.read++ })
+			case <-ctx.Done():
+				return
+			}
+		}
+		*err = scanner.Err()
+		b.count(func(n *tally) { n.whole = true })
+	}()
+	return lines, err
 }
 
 // one runs the command for an input, and prints its output at its end.
@@ -248,8 +289,7 @@ func (b *batch) paint() (end func()) {
 			case <-tick.C:
 				b.mu.Lock()
 				b.wipeLocked()
-				n := b.inputs
-				fmt.Fprintf(b.app.Stderr, "%d done, %d running or waiting, %d not successful", n.succeeded+n.failed+n.unfinished, n.running, n.failed+n.unfinished)
+				fmt.Fprint(b.app.Stderr, b.inputs)
 				b.mu.Unlock()
 			}
 		}

@@ -100,8 +100,7 @@ func (p *Progress) paintLocked(e adminclient.Event) {
 	p.step, p.drawn, p.open, p.latest = e.Step, time.Now(), true, nil
 	text := label(e)
 	if e.Total > 0 {
-		filled := int(min(e.Done, e.Total) * barWidth / e.Total)
-		text = "[" + strings.Repeat("#", filled) + strings.Repeat(".", barWidth-filled) + "] " + amount(e) + "  " + text
+		text = Bar(e.Done, e.Total) + " " + amount(e) + "  " + text
 	} else if e.Bytes && e.Done > 0 {
 		text = Size(e.Done) + "  " + text
 	}
@@ -111,6 +110,12 @@ func (p *Progress) paintLocked(e adminclient.Event) {
 		}
 	}
 	fmt.Fprint(p.Out, "\r\x1b[K"+text)
+}
+
+// Bar is a bar of progress. The total must be positive.
+func Bar(done, total int64) string {
+	filled := int(min(done, total) * barWidth / total)
+	return "[" + strings.Repeat("#", filled) + strings.Repeat(".", barWidth-filled) + "]"
 }
 
 // End moves the cursor to a new line. It may be repeated.
