@@ -69,7 +69,11 @@ var layers = [][]string{
 	},
 	13: {"internal/client/cli"},
 	14: {"cmd/barchan", "cmd/barchan-agent"},
-	15: {"test/bench"},
+	15: {"test/bench/report", "test/bench/proc"},
+	16: {"test/bench/harness"},
+	17: {"test/bench/gobench"},
+	18: {"test/bench/create", "test/bench/files", "test/bench/gateway", "test/bench/images", "test/bench/neighbors", "test/bench/scale", "test/bench/sleep"},
+	19: {"test/bench"},
 }
 
 // owners names, for a dependency that is heavy or dangerous, the packages that
@@ -102,7 +106,7 @@ var owners = map[string][]string{
 		"internal/client/cli", "internal/client/cli/app", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/build", "internal/client/cli/cluster", "internal/client/cli/events", "internal/client/cli/files",
 		"internal/client/cli/mcp", "internal/client/cli/ports", "internal/client/cli/resources", "internal/client/cli/sandboxes", "internal/client/cli/ssh",
 	},
-	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/node/images", "internal/base/portable", "internal/client/cluster", "test/bench"},
+	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/node/images", "internal/base/portable", "internal/client/cluster", "test/bench/images"},
 	"github.com/modelcontextprotocol/go-sdk": {"internal/client/cli/mcp", "internal/guest/mcpgateway"},
 	"helm.sh/helm":                           {"internal/client/cli/cluster"}, // the syntax of --set alone
 	"github.com/docker/cli":                  {"internal/client/cli/build"},   // Docker's configuration alone

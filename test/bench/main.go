@@ -2,6 +2,9 @@
 // table in which each figure stands beside the floor measured in the same run. It starts a
 // server of its own and removes it with everything that it made. It judges bars, and fails
 // only where it could not measure: speed is never an error.
+//
+// This package has the flags and the order of the chapters. Each package below it has chapters of one subject, but for harness,
+// gobench and proc, which they measure with, and report, which holds what they find out.
 package main
 
 import (
@@ -17,6 +20,17 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/barchan-dev/barchan/test/bench/create"
+	"github.com/barchan-dev/barchan/test/bench/files"
+	"github.com/barchan-dev/barchan/test/bench/gateway"
+	"github.com/barchan-dev/barchan/test/bench/gobench"
+	"github.com/barchan-dev/barchan/test/bench/harness"
+	"github.com/barchan-dev/barchan/test/bench/images"
+	"github.com/barchan-dev/barchan/test/bench/neighbors"
+	"github.com/barchan-dev/barchan/test/bench/report"
+	"github.com/barchan-dev/barchan/test/bench/scale"
+	"github.com/barchan-dev/barchan/test/bench/sleep"
 )
 
 func main() {
@@ -24,12 +38,12 @@ func main() {
 	defer context.AfterFunc(ctx, stop)() // a second signal ends the program at once
 	var err error
 	switch args := os.Args[1:]; {
-	case len(args) > 0 && args[0] == compareCommand && (len(args) == 2 || len(args) == 3):
-		err = runCompare(args[1:], os.Stdout)
-	case len(args) == 2 && args[0] == gatewayCommand:
-		err = serveGateway(ctx, args[1])
-	case len(args) == 4 && args[0] == attackCommand:
-		err = runAttack(ctx, args[1], args[2], args[3])
+	case len(args) > 0 && args[0] == "compare" && (len(args) == 2 || len(args) == 3):
+		err = report.Compare(args[1:], os.Stdout)
+	case len(args) == 2 && args[0] == gateway.Command:
+		err = gateway.Serve(ctx, args[1])
+	case len(args) == 4 && args[0] == neighbors.Command:
+		err = neighbors.Attack(ctx, args[1], args[2], args[3])
 	default:
 		err = run(ctx, args, os.Stdout, os.Stderr)
 	}
@@ -53,18 +67,10 @@ type options struct {
 	programs string
 }
 
-// rounds returns how often to measure: n times, or a few times for a trial.
-func (o options) rounds(n int) int {
-	if o.quick {
-		return max(2, n/10)
-	}
-	return n
-}
-
 // part is one chapter of the table.
 type part struct {
 	name    string
-	measure func(context.Context, *bench) error
+	measure func(context.Context, *harness.Bench) error
 	alone   bool // it needs no server
 	// source says that it needs the source tree with Go, or installs packages: it is measured only where it is asked for.
 	source bool
@@ -73,37 +79,31 @@ type part struct {
 // parts lists the chapters in their order. Those that leave the server busy come last.
 func parts() []part {
 	return []part{
-		{name: "gateway", source: true, measure: measureGateway, alone: true},
-		{name: "boot", measure: measureBoot},
-		{name: "api", source: true, measure: measureAPI},
-		{name: "create", measure: measureCreate},
-		{name: "exec", measure: measureExec},
-		{name: "claim", measure: measureClaim},
-		{name: "image", measure: measureImage},
-		{name: "build", measure: measureBuild},
-		{name: "interpreter", measure: measureInterpreter},
-		{name: "transfer", measure: measureTransfer},
-		{name: "volume", measure: measureVolume},
-		{name: "address", source: true, measure: measureAddress},
-		{name: "peers", source: true, measure: measurePeers},
-		{name: "neighbors", source: true, measure: measureNeighbors},
-		{name: "sleep", measure: measureSleep},
-		{name: "scale", measure: measureScale},
-		{name: "memory", measure: measureMemory},
+		{name: "gateway", source: true, measure: gateway.Proxies, alone: true},
+		{name: "boot", measure: scale.Boot},
+		{name: "api", source: true, measure: gobench.API},
+		{name: "create", measure: create.Cold},
+		{name: "exec", measure: create.Exec},
+		{name: "claim", measure: create.Claim},
+		{name: "image", measure: images.Import},
+		{name: "build", measure: images.Build},
+		{name: "interpreter", measure: images.Interpreter},
+		{name: "transfer", measure: files.Transfer},
+		{name: "volume", measure: files.Volume},
+		{name: "address", source: true, measure: gobench.Address},
+		{name: "peers", source: true, measure: gateway.Peers},
+		{name: "neighbors", source: true, measure: neighbors.Measure},
+		{name: "sleep", measure: sleep.Measure},
+		{name: "scale", measure: scale.Scale},
+		{name: "memory", measure: scale.Memory},
 	}
 }
 
 // bench is one run.
 type bench struct {
 	options
-	parts  []part
-	server *server
-	report *report
-	log    io.Writer
-}
-
-func (b *bench) logf(format string, args ...any) {
-	fmt.Fprintf(b.log, "==> "+format+"\n", args...)
+	*harness.Bench
+	parts []part
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -114,27 +114,27 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if os.Geteuid() != 0 {
 		return errors.New("a whole server needs root")
 	}
-	r := newReport()
+	r := report.New(ctx)
 	r.Quick, r.Note = o.quick, o.note
-	return (&bench{options: o, parts: parts(), report: r, log: stderr}).run(ctx, stdout)
+	return (&bench{options: o, parts: parts(), Bench: &harness.Bench{Quick: o.quick, Dir: o.dir, Report: r, Log: stderr}}).run(ctx, stdout)
 }
 
 // run measures and writes what it has found out, also if it was interrupted or a part failed.
 func (b *bench) run(ctx context.Context, stdout io.Writer) error {
 	err := b.measure(ctx)
-	if err != nil && len(b.report.Figures) == 0 {
+	if err != nil && len(b.Report.Figures) == 0 {
 		return err
 	}
 	if b.html != "" {
-		err = errors.Join(err, b.report.savePage(b.html))
+		err = errors.Join(err, b.Report.SavePage(b.html))
 	}
 	if b.history != "" {
-		err = errors.Join(err, b.report.saveHistory(b.history))
+		err = errors.Join(err, b.Report.SaveHistory(b.history))
 	}
 	if b.json {
-		return errors.Join(err, b.report.writeJSON(stdout))
+		return errors.Join(err, b.Report.WriteJSON(stdout))
 	}
-	return errors.Join(err, b.report.writeTable(stdout))
+	return errors.Join(err, b.Report.WriteTable(stdout))
 }
 
 func parse(args []string, stderr io.Writer) (options, error) {
@@ -188,22 +188,19 @@ func (o options) wanted() []string {
 
 // measure does the wanted parts, and always removes the server.
 func (b *bench) measure(ctx context.Context) (err error) {
-	b.report.Machine = describeMachine(ctx)
-	defer func() { b.report.Ended = time.Now() }()
+	defer func() { b.Report.Ended = time.Now() }()
 	if err := b.measureParts(ctx, true); err != nil || !b.needsServer() {
 		return err
 	}
-	if b.server, err = newServer(ctx, b.dir, b.programs); err != nil {
+	if b.Server, err = harness.NewServer(ctx, b.Dir, b.programs); err != nil {
 		return err
 	}
-	b.logf("a server of its own in %s", b.server.dir)
+	b.Logf("a server of its own in %s", b.Server.Dir)
 	defer func() {
-		b.logf("remove the server and all that it made")
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTime)
-		defer cancel()
-		err = errors.Join(err, b.server.remove(undo))
+		b.Logf("remove the server and all that it made")
+		err = errors.Join(err, b.Server.Remove(ctx))
 	}()
-	if err := b.prepare(ctx); err != nil {
+	if err := b.Prepare(ctx); err != nil {
 		return err
 	}
 	return b.measureParts(ctx, false)
@@ -227,54 +224,21 @@ func (b *bench) measureParts(ctx context.Context, alone bool) error {
 		if p.alone != alone || !b.wants(p) {
 			continue
 		}
-		began, before := time.Now(), len(b.report.Figures)
-		b.logf("measure: %s", p.name)
-		if err := p.measure(ctx, b); err != nil {
+		began, before := time.Now(), len(b.Report.Figures)
+		b.Logf("measure: %s", p.name)
+		if err := p.measure(ctx, b.Bench); err != nil {
 			if ctx.Err() != nil {
 				return context.Cause(ctx) // regardless of its effect
 			}
 			if alone {
 				return fmt.Errorf("measure %s: %w", p.name, err)
 			}
-			return fmt.Errorf("measure %s: %w\nend of the server's log:\n%s", p.name, err, b.server.tail())
+			return fmt.Errorf("measure %s: %w\nend of the server's log:\n%s", p.name, err, b.Server.Tail())
 		}
-		b.logf("measure: %s: done in %.0f s", p.name, time.Since(began).Seconds())
-		if err := writeFigures(b.log, b.report.Figures[before:]); err != nil {
+		b.Logf("measure: %s: done in %.0f s", p.name, time.Since(began).Seconds())
+		if err := report.WriteFigures(b.Log, b.Report.Figures[before:]); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// prepare starts the server for the first time and gives it the base image and a template of
-// each runtime class.
-func (b *bench) prepare(ctx context.Context) error {
-	took, err := b.server.start(ctx)
-	if err != nil {
-		return err
-	}
-	b.report.one("boot", "boot to ready, empty data directory", "ms", millis(took)).atMost(emptyBootBar)
-	b.logf("make the base image, or take it from the cache")
-	if _, err := b.server.command(ctx, "", "image", "build", "base"); err != nil {
-		return err
-	}
-	b.report.Version, err = b.server.command(ctx, "", "version")
-	b.report.Version = strings.TrimSpace(b.report.Version)
-	if err != nil {
-		return err
-	}
-	for _, class := range b.server.classes {
-		if _, err := b.server.command(ctx, templateOf(class), "apply", "-f", "-"); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// templateOf is a template as the default one, but for its runtime class.
-func templateOf(class string) string {
-	return fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxTemplate",
-"metadata":{"name":"bench-%s","namespace":"default"},
-"spec":{"podTemplate":{"spec":{"runtimeClassName":%q,"containers":[{"name":"sandbox","image":"barchan.local/base:latest",
-"resources":{"limits":{"cpu":"2","memory":"512Mi"}}}]}}}}`, class, class)
 }

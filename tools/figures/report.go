@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// report is what the pictures need of a run; test/bench has all of it.
+// report is what the pictures need of a run; test/bench/report has all of it.
 type report struct {
 	Began   time.Time `json:"began"`
 	Ended   time.Time `json:"ended"`

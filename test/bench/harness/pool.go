@@ -1,0 +1,95 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/barchan-dev/barchan/client"
+	"github.com/barchan-dev/barchan/test/bench/report"
+)
+
+const (
+	// RowPool is the size of the pool that ClaimInARow claims from, row is how much of it.
+	RowPool = 16
+	row     = 12
+	// poolSettle is what a pool that has just got its last member has to write that down.
+	poolSettle = time.Second
+)
+
+// Pool makes the pool of a template, or changes its size.
+func (s *Server) Pool(ctx context.Context, template string, size int) error {
+	return s.apply(ctx, fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxWarmPool",
+"metadata":{"name":"%[1]s","namespace":"default"},"spec":{"replicas":%[2]d,"sandboxTemplateRef":{"name":"%[1]s"}}}`, template, size))
+}
+
+// AwaitMembers returns when so many members of all pools can be handed out.
+func (s *Server) AwaitMembers(ctx context.Context, n int) error {
+	ready := 0
+	err := Poll(ctx, Tick, fmt.Sprintf("wait for %d members of the pool", n), func(ctx context.Context) (_ bool, err error) {
+		ready, err = s.MembersReady(ctx)
+		return ready >= n, err
+	})
+	if err != nil {
+		return fmt.Errorf("%w (%d are ready)", err, ready)
+	}
+	return nil
+}
+
+// AwaitFull returns when so many members of all pools can be handed out, and are at rest.
+func (s *Server) AwaitFull(ctx context.Context, n int) error {
+	if err := s.AwaitMembers(ctx, n); err != nil {
+		return err
+	}
+	return Rest(ctx, poolSettle)
+}
+
+// MembersReady returns how many members of all pools can be handed out.
+func (s *Server) MembersReady(ctx context.Context) (int, error) {
+	text, err := s.readMetrics(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, "barchan_picker_ready "); ok {
+			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			return int(v), err
+		}
+	}
+	return 0, fmt.Errorf("the server's metrics have no barchan_picker_ready")
+}
+
+// ClaimInARow waits until a pool of RowPool members is full and at rest, claims most of it, and runs a command in each. It returns
+// what each claim took, and how long it was until the command's output.
+func (s *Server) ClaimInARow(ctx context.Context, o client.CreateOptions, argv ...string) (claims, outputs report.Samples, err error) {
+	o.Timeout = time.Hour
+	if err := s.AwaitFull(ctx, RowPool); err != nil {
+		return nil, nil, err
+	}
+	var claimed []Sandbox
+	for range row {
+		began := time.Now()
+		x, err := s.Claim(ctx, o)
+		if err != nil {
+			return nil, nil, err
+		}
+		claims = append(claims, report.Millis(time.Since(began)))
+		out, err := x.Run(ctx, argv...)
+		if err != nil {
+			return nil, nil, err
+		}
+		if out.Text == "" {
+			return nil, nil, fmt.Errorf("%v in a sandbox of %s printed nothing", argv, o.TemplateID)
+		}
+		outputs = append(outputs, report.Millis(out.First.Sub(began)))
+		claimed = append(claimed, x)
+	}
+	for _, x := range claimed {
+		if err := s.Clear(ctx, x); err != nil {
+			return nil, nil, err
+		}
+	}
+	return claims, outputs, nil
+}
