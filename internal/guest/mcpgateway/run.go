@@ -55,11 +55,11 @@ func Run(ctx context.Context, args []string) error {
 		syscall.CloseOnExec(3) // the servers would keep it open
 		return serve(ctx, sources, token, os.NewFile(3, "started"))
 	}
-	return start(*config)
+	return start(ctx, *config)
 }
 
 // start begins a process that serves, and waits until it is ready. It returns why that failed.
-func start(config string) error {
+func start(ctx context.Context, config string) error {
 	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
 	if err != nil {
 		return err
@@ -70,7 +70,7 @@ func start(config string) error {
 		return err
 	}
 	defer func() { _ = started.Close() }()
-	cmd := exec.Command("/proc/self/exe", "--serve", "--config", config)
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/proc/self/exe", "--serve", "--config", config)
 	cmd.Args[0] = Program
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{theirs}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // the SDK's command ends before it

@@ -109,7 +109,7 @@ func (g *gateway) add(ctx context.Context, s source) error {
 	if err != nil {
 		return fmt.Errorf("runCmd: start %q: %w; see %s", s.RunCmd, err, logFile)
 	}
-	go func() { g.log.Error("MCP server ended", "server", s.name, "error", session.Wait()) }()
+	go func() { g.log.ErrorContext(ctx, "MCP server ended", "server", s.name, "error", session.Wait()) }()
 	return g.publish(ctx, s.name, session)
 }
 
