@@ -64,10 +64,15 @@ func (s *Server) Stop(t testing.TB) {
 	s.cmd = nil
 }
 
-// Signal sends the server a signal, such as SIGSTOP: then it accepts connections and answers nothing.
+// Signal sends the server a signal. With SIGSTOP it returns when all its threads have stopped: then the server accepts
+// connections and answers nothing.
 func (s *Server) Signal(t testing.TB, signal unix.Signal) {
 	t.Helper()
-	if err := s.cmd.Process.Signal(signal); err != nil {
+	err := s.cmd.Process.Signal(signal)
+	if err == nil && signal == unix.SIGSTOP {
+		err = unix.Waitid(unix.P_PID, s.cmd.Process.Pid, nil, unix.WSTOPPED, nil)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 }
