@@ -71,7 +71,8 @@ function Create({ onClose }) {
   useEffect(() => {
     get('rest/templates').then((all) => {
       setTemplates(all);
-      setForm((f) => ({ ...f, templateID: f.templateID || all[0]?.aliases?.[0] || all[0]?.templateID || '' }));
+      const first = all.find((t) => t.aliases?.includes('base')) ?? all[0];
+      setForm((f) => ({ ...f, templateID: f.templateID || first?.aliases?.[0] || first?.templateID || '' }));
     }, setError);
   }, []);
   const set = (name) => (e) => setForm({ ...form, [name]: e.target.type === 'checkbox' ? e.target.checked : e.target.value });
