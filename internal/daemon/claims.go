@@ -144,7 +144,7 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
 		TraceEgress: traceEgress,
-		BuildFiles:  d.builds, AppliedTemplates: d.ofCluster(),
+		BuildFiles:  d.builds, Pods: d.ofCluster(),
 		VolumeFiles: d.volumeFiles(),
 		DefaultSize: d.defaultSize(),
 		Events:      store, Webhooks: hooks,
@@ -262,12 +262,17 @@ func (d *Daemon) nodeControllers() []controllerSpec {
 				ForkSecrets: d.cfg.ForkSecrets, LastWarmClaim: d.picker.LastWarmClaim, Tracing: d.tracing(),
 			})
 		}},
-		{"checkpoints", func() (controller, error) {
-			return checkpoint.New(checkpoint.Config{
-				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Runner: d.machine.Node, Node: d.cfg.NodeName, Events: d.recorder,
-			})
-		}},
+		d.checkpointController(d.machine.Node, d.cfg.NodeName),
 	}
+}
+
+// checkpointController keeps the checkpoints of a node. Without one it refuses them.
+func (d *Daemon) checkpointController(runner controllers.CheckpointRunner, node string) controllerSpec {
+	return controllerSpec{"checkpoints", func() (controller, error) {
+		return checkpoint.New(checkpoint.Config{
+			Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Runner: runner, Node: node, Events: d.recorder,
+		})
+	}}
 }
 
 // volumeController keeps the files of volumes of this machine.

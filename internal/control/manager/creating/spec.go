@@ -155,6 +155,9 @@ type origin struct {
 
 // from has a create start its sandbox from a snapshot.
 func (cr *Creator) from(ctx context.Context, c *createOp, snap *barchan.Checkpoint) (err error) {
+	if err := cr.Sandboxes.CheckCheckpoints(); err != nil {
+		return err
+	}
 	if snap.Status.Phase != barchan.CheckpointReady {
 		if snap, err = cr.Snapshots.Await(ctx, snap, cr.StartTimeout); err != nil {
 			return err
