@@ -91,7 +91,9 @@ func (c *createOp) barchanSpec(template *agents.BarchanSpec) *agents.BarchanSpec
 		maps.Copy(b.Metadata, req.Metadata)
 	}
 	b.OnTimeout = cmp.Or(req.OnTimeout, b.OnTimeout)
-	b.Suspend = cmp.Or(req.Suspend, b.Suspend)
+	if b.Suspend = cmp.Or(req.Suspend, b.Suspend); req.Suspend == agents.SuspendFiles {
+		b.Suspend = c.cr.Sandboxes.WithoutMemory()
+	}
 	b.Wake = cmp.Or(b.Wake, &agents.WakePolicy{})
 	b.Wake.OnTraffic = b.Wake.OnTraffic || req.AutoResume
 	b.Wake.TimeoutSeconds = int32(c.cr.Sandboxes.WakeTimeout(req.Timeout) / time.Second)
