@@ -2,8 +2,11 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"slices"
+
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -27,6 +30,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
+	"github.com/barchan-dev/barchan/internal/control/podlogs"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/eventlog"
@@ -136,11 +140,20 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 			return err
 		}
 	}
+	var reader sandboxes.Agents = d.binder
+	if d.ofCluster() {
+		pods, err := corev1client.NewForConfig(d.rest)
+		if err != nil {
+			return fmt.Errorf("client of Pods: %w", err)
+		}
+		d.podLogs = &podlogs.Agents{Client: d.binder, Pods: pods}
+		reader = d.podLogs
+	}
 	store, hooks := d.eventLog.Parts()
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
 		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed, Binder: d.binder,
-		Routes: d.replicatedRoutes(), Agents: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
+		Routes: d.replicatedRoutes(), Agents: reader, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
 		TraceEgress: traceEgress,
