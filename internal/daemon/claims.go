@@ -2,8 +2,11 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"slices"
+
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -27,6 +30,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/manager/volumes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
+	"github.com/barchan-dev/barchan/internal/control/podlogs"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/eventlog"
@@ -136,15 +140,24 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 			return err
 		}
 	}
+	var reader sandboxes.Agents = d.binder
+	if d.ofCluster() {
+		pods, err := corev1client.NewForConfig(d.rest)
+		if err != nil {
+			return fmt.Errorf("client of Pods: %w", err)
+		}
+		d.podLogs = &podlogs.Agents{Client: d.binder, Pods: pods}
+		reader = d.podLogs
+	}
 	store, hooks := d.eventLog.Parts()
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
 		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed, Binder: d.binder,
-		Routes: d.replicatedRoutes(), Agents: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
+		Routes: d.replicatedRoutes(), Agents: reader, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
 		TraceEgress: traceEgress,
-		BuildFiles:  d.builds, AppliedTemplates: d.ofCluster(),
+		BuildFiles:  d.builds, Pods: d.ofCluster(),
 		VolumeFiles: d.volumeFiles(),
 		DefaultSize: d.defaultSize(),
 		Events:      store, Webhooks: hooks,
@@ -262,12 +275,17 @@ func (d *Daemon) nodeControllers() []controllerSpec {
 				ForkSecrets: d.cfg.ForkSecrets, LastWarmClaim: d.picker.LastWarmClaim, Tracing: d.tracing(),
 			})
 		}},
-		{"checkpoints", func() (controller, error) {
-			return checkpoint.New(checkpoint.Config{
-				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Runner: d.machine.Node, Node: d.cfg.NodeName, Events: d.recorder,
-			})
-		}},
+		d.checkpointController(d.machine.Node, d.cfg.NodeName),
 	}
+}
+
+// checkpointController keeps the checkpoints of a node. Without one it refuses them.
+func (d *Daemon) checkpointController(runner controllers.CheckpointRunner, node string) controllerSpec {
+	return controllerSpec{"checkpoints", func() (controller, error) {
+		return checkpoint.New(checkpoint.Config{
+			Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Runner: runner, Node: node, Events: d.recorder,
+		})
+	}}
 }
 
 // volumeController keeps the files of volumes of this machine.

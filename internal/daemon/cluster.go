@@ -67,7 +67,7 @@ func (d *Daemon) elect(ctx context.Context) error {
 
 // clusterControllers are those of a cluster, where Pods run sandboxes.
 func (d *Daemon) clusterControllers() []controllerSpec {
-	return append([]controllerSpec{{"sandboxes", func() (controller, error) {
+	return append([]controllerSpec{d.checkpointController(nil, ""), {"sandboxes", func() (controller, error) {
 		return controllers.NewSandbox(controllers.SandboxConfig{
 			Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.runner, Events: d.recorder,
 			Sources: d.runner.Changes(d.cache.Informers()), Workers: podWorkers, Starts: podWorkers,

@@ -33,6 +33,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
+	"github.com/barchan-dev/barchan/internal/control/podlogs"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/adminops"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
@@ -115,6 +116,7 @@ type Daemon struct {
 	assumed       *assumecache.Sandboxes
 	quotas        *quota.Quotas
 	binder        *agentclient.Client
+	podLogs       *podlogs.Agents // of a replica on a cluster
 	manager       *manager.Manager
 	builds        *builds.Store // files of template builds; nil but in a server
 	eventLog      *eventlog.Log // nil but in a server and a cluster's replicas

@@ -521,7 +521,7 @@ func TestPodRefusals(t *testing.T) {
 	p.run(p.pod(s), "127.0.0.9")
 	p.ready(s, "Pod is Ready")
 	p.update(s, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeSuspended })
-	p.await(s, agents.ConditionSuspended, metav1.ConditionFalse, sandbox.ReasonSuspendFailed, "spec.barchan.suspend: Forbidden: a Pod cannot keep its memory")
+	p.await(s, agents.ConditionSuspended, metav1.ConditionFalse, sandbox.ReasonSuspendFailed, "spec.barchan.suspend: Forbidden: a Pod has no memory")
 	if pod := p.pod(s); pod.DeletionTimestamp != nil {
 		t.Error("its Pod was deleted")
 	}

@@ -111,6 +111,8 @@ func TestRenderSwitches(t *testing.T) {
 		"no flow control": {give: Values{"flowControl": false}, kind: "PriorityLevelConfiguration", name: "barchan"},
 		"peers":           {kind: "Service", name: "barchan-peers", want: true},
 		"no peers":        {give: Values{"replica": Values{"peers": false}}, kind: "Service", name: "barchan-peers"},
+		"no logs":         {kind: "ClusterRoleBinding", name: "barchan-logs"},
+		"logs":            {give: Values{"replica": Values{"podLogs": true}}, kind: "ClusterRoleBinding", name: "barchan-logs", want: true},
 		"monitoring":      {give: Values{"podMonitor": Values{"enabled": true}}, kind: "PodMonitor", name: "barchan", want: true},
 		"alerts":          {give: Values{"prometheusRule": Values{"enabled": true}}, kind: "PrometheusRule", name: "barchan", want: true},
 		"no alerts":       {kind: "PrometheusRule", name: "barchan"},

@@ -236,12 +236,17 @@ func (r *sandboxReconciler) failed(ctx context.Context, s *agents.Sandbox, seen 
 }
 
 // expire handles a passed shutdown time by one write, conditional on the version read, so that a concurrent
-// extension by a client wins. The reconcile of that write removes the sandbox from the node.
+// extension by a client wins. The reconcile of that write removes the sandbox from the node. One of a cluster that would have to be
+// paused with its memory ends instead: a pause that fails would leave it without an end.
 func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error {
 	end := s.Spec.ShutdownTime.UTC().Format(time.RFC3339)
+	pauses, why := s.Spec.Barchan != nil && s.Spec.Barchan.OnTimeout == agents.TimeoutPause, ""
+	if pauses && r.Node == "" && !sandbox.Suspended(s) && !sandbox.SuspendsAsPod(s.Spec.Barchan) {
+		pauses, why = false, fmt.Sprintf("; it was not paused by spec.barchan.onTimeout: Pause: %s, and spec.barchan.suspend is not %s", sandbox.NoMemory, agents.SuspendDelete)
+	}
 	var err error
 	switch {
-	case s.Spec.Barchan != nil && s.Spec.Barchan.OnTimeout == agents.TimeoutPause:
+	case pauses:
 		s.Spec.OperatingMode, s.Spec.ShutdownTime = agents.ModeSuspended, nil
 		s.Spec.Barchan.Resume = agents.ResumeMemory // resets the mode of an earlier resume
 		telemetry.Stamp(ctx, s)                     // no request is the cause
@@ -249,13 +254,13 @@ func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error
 	case s.Spec.ShutdownPolicy == agents.ShutdownDelete:
 		err = r.Client.Delete(ctx, s, client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion})
 	default:
-		err = r.writeStatus(ctx, s, expiredStatus(s))
+		err = r.writeStatus(ctx, s, expiredStatus(s, why))
 	}
 	if err != nil {
 		return fmt.Errorf("end expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	if r.Events != nil {
-		r.Events.Eventf(s, nil, corev1.EventTypeNormal, "Expired", "Expire", "its shutdownTime %s has passed", end)
+		r.Events.Eventf(s, nil, corev1.EventTypeNormal, "Expired", "Expire", "its shutdownTime %s has passed%s", end, why)
 	}
 	return nil
 }

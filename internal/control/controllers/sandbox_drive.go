@@ -201,7 +201,9 @@ func (r *sandboxReconciler) transitionFailed(ctx context.Context, s *agents.Sand
 	hopeless := tried == resume && (errors.Is(cause, errs.ErrConflict) || isFinal(cause))
 	if hopeless {
 		r.refused.add(s)
-		r.Log.WarnContext(ctx, "resume refused with this spec", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
+	}
+	if hopeless || tried == suspend && errors.Is(cause, errs.ErrInvalid) {
+		r.Log.WarnContext(ctx, "transition refused with this spec", "transition", action, telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
 		return soonerOf(r.untilEnd(s), refusalTTL), nil
 	}
 	r.Log.WarnContext(ctx, "sandbox not reconciled; retrying", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)

@@ -98,7 +98,7 @@ func (w *fixture) comesBackFromFiles(retried bool, message string) {
 // A sandbox that cannot be paused keeps running, reports the reason, and never ends because of it.
 func TestSandboxThatCannotSleep(t *testing.T) {
 	w, s := ran(t)
-	w.machine.sleepFails = fmt.Errorf("disk: %w", errs.ErrInvalid)
+	w.machine.sleepFails = fmt.Errorf("disk: %w", errs.ErrUnavailable)
 	w.sleep(s, agents.SuspendMemory)
 	s, _, err := w.settle()
 	if message, failed := sandbox.SuspendFailure(s); err == nil || !failed || message != "disk" {

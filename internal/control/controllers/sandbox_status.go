@@ -184,15 +184,15 @@ func setFailure(s *agents.Sandbox, status *agents.SandboxStatus, reason, text st
 }
 
 // expiredStatus returns the status of an expired, retained sandbox, as upstream sets it. It keeps the node,
-// which has yet to remove the sandbox, the conditions of an earlier end, and Suspended.
-func expiredStatus(s *agents.Sandbox) *agents.SandboxStatus {
+// which has yet to remove the sandbox, the conditions of an earlier end, and Suspended. why is added to the message.
+func expiredStatus(s *agents.Sandbox, why string) *agents.SandboxStatus {
 	status := &agents.SandboxStatus{NodeName: s.Status.NodeName, Barchan: &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), Phase: string(sandbox.Dead)}}
 	for _, kind := range []string{agents.ConditionReady, agents.ConditionSuspended, agents.ConditionFinished} {
 		if old := meta.FindStatusCondition(s.Status.Conditions, kind); old != nil {
 			status.Conditions = append(status.Conditions, *old)
 		}
 	}
-	conditionSetter(s, status)(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxExpired, "Sandbox has expired")
+	conditionSetter(s, status)(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxExpired, "Sandbox has expired"+why)
 	return status
 }
 

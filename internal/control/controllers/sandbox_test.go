@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	k8sevents "k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -363,6 +365,72 @@ func TestSandboxExpiryPauses(t *testing.T) {
 	}
 	if s.Spec.Barchan.Resume != agents.ResumeMemory {
 		t.Errorf("the next resume would use %s", s.Spec.Barchan.Resume)
+	}
+}
+
+// TestPodExpiry: a Pod whose timeout would pause it with its memory ends as without that, and says so. One that keeps volumes alone pauses.
+func TestPodExpiry(t *testing.T) {
+	for name, tt := range map[string]struct {
+		suspend agents.SuspendMode
+		policy  agents.ShutdownPolicy
+		paused  bool // before
+		pauses  bool
+	}{
+		"retained": {agents.SuspendMemory, agents.ShutdownRetain, false, false},
+		"files":    {agents.SuspendFiles, agents.ShutdownRetain, false, false},
+		"deleted":  {agents.SuspendMemory, agents.ShutdownDelete, false, false},
+		"volumes":  {agents.SuspendDelete, agents.ShutdownDelete, false, true},
+		"paused":   {agents.SuspendMemory, agents.ShutdownDelete, true, true}, // there is no Pod
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s := ran(t)
+			if tt.paused {
+				w.update(s, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeSuspended })
+				s, _, _ = w.settle()
+			}
+			events := k8sevents.NewFakeRecorder(10)
+			w.r.Node, w.r.Events = "", events
+			w.update(s, func(s *agents.Sandbox) {
+				s.Spec.ShutdownTime, s.Spec.ShutdownPolicy, s.Spec.Barchan = &past, tt.policy, &agents.BarchanSpec{OnTimeout: agents.TimeoutPause, Suspend: tt.suspend}
+			})
+			s, _, err := w.settle()
+			if err != nil {
+				t.Fatal(err)
+			}
+			const why = "it was not paused by spec.barchan.onTimeout: Pause: a Pod has no memory or root file system to keep"
+			said := strings.Contains(<-events.Events, why)
+			switch {
+			case tt.pauses:
+				if said || sandbox.PhaseOf(s) != sandbox.Paused || s.Spec.ShutdownTime != nil {
+					t.Errorf("phase %s", sandbox.PhaseOf(s))
+				}
+			case !said:
+				t.Error("no event has the reason")
+			case tt.policy == agents.ShutdownDelete:
+				if s != nil && s.DeletionTimestamp == nil {
+					t.Errorf("it goes on: %+v", s)
+				}
+			default:
+				if c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady); sandbox.PhaseOf(s) != sandbox.Dead || c.Reason != agents.ReasonSandboxExpired || !strings.Contains(c.Message, why) {
+					t.Errorf("phase %s, condition %+v", sandbox.PhaseOf(s), c)
+				}
+			}
+		})
+	}
+}
+
+// TestRefusedSuspend: a suspend that the spec makes impossible is said, and not tried again at once.
+func TestRefusedSuspend(t *testing.T) {
+	w, s := ran(t)
+	w.machine.sleepFails = fmt.Errorf("spec.barchan.suspend: %w", errs.ErrInvalid)
+	w.update(s, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeSuspended })
+	s, result, err := w.settle()
+	if _, failed := sandbox.SuspendFailure(s); err != nil || !failed || result.RequeueAfter < time.Minute {
+		t.Errorf("%+v, %v, status %+v", result, err, s.Status)
+	}
+	w.machine.sleepFails = errs.ErrUnavailable
+	if _, _, err := w.settle(); !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("what may succeed later: %v", err)
 	}
 }
 

@@ -66,8 +66,9 @@ type Config struct {
 	Gate *health.Gate
 	// BuildFiles are the files of template builds. Nil: this process has no builds.
 	BuildFiles *buildfiles.Store
-	// AppliedTemplates is of a cluster, which has no builds: clients delete the templates that were applied in their namespace.
-	AppliedTemplates bool
+	// Pods is of a cluster, where sandboxes are Pods, which keep volumes alone; and there are no builds, so that clients delete the
+	// templates that were applied in their namespace.
+	Pods bool
 	// VolumeFiles are the files of volumes. Nil: there are no volumes.
 	VolumeFiles volumes.Files
 	// Events is the log of events. Nil: this process records none.
@@ -152,14 +153,14 @@ func New(cfg Config) (*Manager, error) {
 	m.Keys = &apikeys.Store{Objects: cfg.Objects, Cache: cfg.Cache, Quota: cfg.Quota, Log: log}
 	m.Sandboxes = &sandboxes.Store{
 		Objects: cfg.Objects, Cache: cfg.Cache, Routes: cfg.Routes, Agents: cfg.Agents, Templates: m.Templates, Tokens: cfg.Tokens,
-		Quota: cfg.Quota, Assumed: cfg.Assumed, Log: log, Gate: cfg.Gate, DiskUsed: cfg.DiskUsed, TraceEgress: cfg.TraceEgress,
+		Quota: cfg.Quota, Assumed: cfg.Assumed, Log: log, Gate: cfg.Gate, Pods: cfg.Pods, DiskUsed: cfg.DiskUsed, TraceEgress: cfg.TraceEgress,
 		MaxTimeout: cmp.Or(cfg.MaxTimeout, 24*time.Hour), MoveTimeout: cmp.Or(cfg.MoveTimeout, time.Minute), SettleTimeout: cmp.Or(cfg.SettleTimeout, 5*time.Second),
 		Observe: func(ctx context.Context, operation string, start time.Time, err error) {
 			telemetry.ObserveSince(ctx, seconds.WithLabelValues(operation, result(err)), start)
 		},
 	}
 	m.Snapshots = &snapshots.Store{Sandboxes: m.Sandboxes, Cache: cfg.Cache, CaptureTimeout: cmp.Or(cfg.CaptureTimeout, 10*time.Minute)}
-	m.DeleteTemplate = (&builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Log: log, Applied: cfg.AppliedTemplates}).Delete
+	m.DeleteTemplate = (&builds.Service{Objects: cfg.Objects, Cache: cfg.Cache, Templates: m.Templates, Log: log, Applied: cfg.Pods}).Delete
 	if cfg.BuildFiles != nil {
 		key, err := cfg.Tokens.Derive(signedurl.PurposeUploads)
 		if err != nil {
@@ -197,7 +198,7 @@ func result(err error) string {
 	switch {
 	case err == nil:
 		return "ok"
-	case errors.Is(err, errs.ErrUnavailable), errors.Is(err, errs.ErrTimeout), errs.Kind(err) == nil:
+	case errors.Is(err, errs.ErrUnavailable), errors.Is(err, errs.ErrTimeout), errs.Kind(err) == nil && !errors.Is(err, errors.ErrUnsupported):
 		return "error"
 	}
 	return "refused"

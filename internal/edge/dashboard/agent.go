@@ -13,6 +13,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/signedurl"
@@ -87,12 +88,18 @@ func (s *Server) followLog(w http.ResponseWriter, r *http.Request, who caller) e
 	if err != nil {
 		return err
 	}
-	agent, err := s.cfg.Agent(o)
-	if err == nil && r.FormValue("container") != "" {
-		agent, err = agent.Container(r.FormValue("container"))
-	}
-	if err != nil {
-		return err
+	container, follow := r.FormValue("container"), s.cfg.FollowLog
+	if follow == nil {
+		agent, err := s.cfg.Agent(o)
+		if err == nil && container != "" {
+			agent, err = agent.Container(container)
+		}
+		if err != nil {
+			return err
+		}
+		follow = func(ctx context.Context, _ *agents.Sandbox, _, source string, each func(envd.LogLine) error) error {
+			return agent.Logs(ctx, source, true, each)
+		}
 	}
 	source := envd.SourceEntrypoint
 	switch r.FormValue("source") {
@@ -107,7 +114,7 @@ func (s *Server) followLog(w http.ResponseWriter, r *http.Request, who caller) e
 	if err := http.NewResponseController(w).Flush(); err != nil {
 		return errors.Join(errSent, err)
 	}
-	err = agent.Logs(ctx, source, true, func(l envd.LogLine) error { return out.send(l) })
+	err = follow(ctx, o, container, source, func(l envd.LogLine) error { return out.send(l) })
 	return errors.Join(errSent, err)
 }
 

@@ -53,6 +53,8 @@ type Config struct {
 	Visit func(ctx context.Context, id sandbox.ID) (*gateway.Visit, error)
 	// Agent reaches the agent of a running sandbox to observe it, which does not count as use.
 	Agent func(s *agents.Sandbox) (*envd.Client, error)
+	// FollowLog streams the log of a container, the first if empty, of a source, both if empty; nil: the agents have the logs.
+	FollowLog func(ctx context.Context, s *agents.Sandbox, container, source string, each func(envd.LogLine) error) error
 	// Template finds a template that a namespace may use, by its name, alias or ID.
 	Template func(ctx context.Context, namespace, name string) (templates.Template, error)
 	// View is what a sandbox's tenant sees of it.

@@ -396,3 +396,19 @@ func TestAssets(t *testing.T) {
 		t.Error("a file beside the page's was sent")
 	}
 }
+
+// TestFollowLogOfPods: where agents lack the output of programs, the log is not theirs.
+func TestFollowLogOfPods(t *testing.T) {
+	s, f := newTestServer(t)
+	o := box("team", "s", true)
+	f.boxes = append(f.boxes, o)
+	s.cfg.FollowLog = func(_ context.Context, o *agents.Sandbox, container, source string, each func(envd.LogLine) error) error {
+		return each(envd.LogLine{Line: string(o.UID) + " " + container + " " + source})
+	}
+	for query, want := range map[string]string{"": "s  entrypoint", "?source=all": "s  ", "?source=agent&container=web": "s web agent"} {
+		w := call(s, http.MethodGet, "/ui/api/sandboxes/"+string(sandbox.IDOf(o.UID))+"/log"+query, "", cookie(signedIn(t, s, "good")))
+		if !strings.Contains(w.Body.String(), `"line":"`+want+`"`) {
+			t.Errorf("%q: %d %s", query, w.Code, w.Body)
+		}
+	}
+}

@@ -46,6 +46,17 @@ func TestSnapshotsOverTheWire(t *testing.T) {
 	}
 }
 
+// On a cluster no node keeps snapshots.
+func TestSnapshotsOfPods(t *testing.T) {
+	f := newFixtureOf(t, func(c *manager.Config) { c.Pods = true })
+	at := "/sandboxes/" + f.create(`{"templateID":"base"}`).SandboxID
+	for _, path := range []string{"/snapshots", "/fork", "/fork?stream=true"} {
+		if status, text, _ := f.do("POST", at+path, ""); status != 501 || !strings.Contains(text, "not available on a Kubernetes cluster") {
+			t.Errorf("%s: %d %s", path, status, text)
+		}
+	}
+}
+
 func TestSnapshotsAreDeletedAsTemplates(t *testing.T) {
 	f := newFixture(t)
 	at := "/sandboxes/" + f.create(`{"templateID":"base"}`).SandboxID

@@ -221,7 +221,7 @@ spec:
       runtimeClassName: ` + kubecluster.RuntimeClassGVisor + `
       terminationGracePeriodSeconds: 1
       containers:
-      - {name: main, image: "` + shellImage + `", command: [/bin/bash, -c, "sleep infinity & wait"], env: [{name: OF_THE_TEMPLATE, value: "yes"}]}
+      - {name: main, image: "` + shellImage + `", command: [/bin/bash, -c, "echo begun; sleep infinity & wait"], env: [{name: OF_THE_TEMPLATE, value: "yes"}]}
 ---
 apiVersion: extensions.agents.x-k8s.io/v1beta1
 kind: SandboxWarmPool
@@ -251,6 +251,8 @@ console.log((await sbx.commands.run('echo $CLAIMED $OF_THE_TEMPLATE')).stdout.tr
 	if out != "1 yes\n" {
 		b.Errorf("the claimed sandbox printed %q", out)
 	}
+	b.logs(id)
+	b.memory(name)
 	b.kubectl("delete", "sandboxclaim,sandboxwarmpool", "--all", "--timeout=60s")
 	eventually.NoError(b, "all Pods are collected", func() error {
 		if out := b.kubectl("get", "pods", "-o", "name"); out != "" {
@@ -258,6 +260,47 @@ console.log((await sbx.commands.run('echo $CLAIMED $OF_THE_TEMPLATE')).stdout.tr
 		}
 		return nil
 	})
+}
+
+// logs verifies that the output of a sandbox's program is read where a replica may, and that its log says so where it may not.
+func (b *barchan) logs(id string) {
+	b.Helper()
+	read := func(want string) {
+		b.Helper()
+		eventually.NoError(b, "the log has "+want, func() error {
+			if text := b.curl(b.replicas()[0]+"/v2/sandboxes/"+id+"/logs", "-H", "X-API-Key: "+b.key); !strings.Contains(text, want) {
+				return fmt.Errorf("got %s", text)
+			}
+			return nil
+		})
+	}
+	read("bind the ClusterRole barchan-logs")
+	b.kubectl("create", "rolebinding", "barchan-logs", "--clusterrole=barchan-logs", "--serviceaccount="+system+":barchan-replica")
+	read(`"message":"begun"`)
+	b.kubectl("delete", "rolebinding", "barchan-logs")
+}
+
+// memory asks for what only memory makes possible, and pauses without.
+func (b *barchan) memory(sandbox string) {
+	b.Helper()
+	out := b.sdk(`
+import { Sandbox } from 'e2b'
+const told = async (what) => { try { await what(); console.log('done') } catch (e) { console.log(/not available[^,]*/.exec(String(e))?.[0] ?? e) } }
+const sbx = await Sandbox.create()
+await told(() => sbx.createSnapshot())
+await told(() => sbx.pause())
+await told(() => Sandbox.create({ lifecycle: { onTimeout: 'pause' } }))
+console.log(await sbx.pause({ keepMemory: false }))
+await Sandbox.connect(sbx.sandboxId)
+console.log((await sbx.commands.run('echo again')).stdout.trim())
+await sbx.kill()
+`)
+	if want := "not available on a Kubernetes cluster\n" + strings.Repeat("not available with memory on a Kubernetes cluster\n", 2) + "true\nagain\n"; out != want {
+		b.Errorf("the SDK printed %q, want %q", out, want)
+	}
+	b.apply("apiVersion: barchan.dev/v1alpha1\nkind: Checkpoint\nmetadata: {name: kept, namespace: default, finalizers: [barchan.dev/node]}\nspec: {sandboxName: " + sandbox + "}\n")
+	b.kubectl("wait", "--for=jsonpath={.status.phase}=Failed", "--timeout=60s", "checkpoint/kept")
+	b.kubectl("delete", "checkpoint", "kept", "--timeout=60s")
 }
 
 // anotherLeader has a second controller follow the first, whose Pod is killed.

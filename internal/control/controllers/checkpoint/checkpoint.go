@@ -49,9 +49,9 @@ type Config struct {
 	// Cache provides the watches, and Objects reads it.
 	Cache   crcache.Cache
 	Objects Objects
-	// Runner stores the data.
+	// Runner stores the data. Nil on a cluster, where nothing does: each checkpoint fails at once, and its deletion waits for nothing.
 	Runner controllers.CheckpointRunner
-	// Node is the Runner's node name. Checkpoints of other nodes are ignored.
+	// Node is the Runner's node name. Checkpoints of other nodes are ignored. Empty without a Runner.
 	Node string
 	// Events records Kubernetes events; nil records none.
 	Events events.EventRecorder
@@ -65,8 +65,8 @@ type Config struct {
 }
 
 func (c *Config) complete() error {
-	if c.Log == nil || c.Client == nil || c.Cache == nil || c.Objects == nil || c.Runner == nil || c.Node == "" {
-		return fmt.Errorf("checkpoint controller: Log, Client, Cache, Objects, Runner and Node are required: %w", errs.ErrInvalid)
+	if c.Log == nil || c.Client == nil || c.Cache == nil || c.Objects == nil || (c.Runner == nil) != (c.Node == "") {
+		return fmt.Errorf("checkpoint controller: Log, Client, Cache and Objects are required, and Node for a Runner: %w", errs.ErrInvalid)
 	}
 	c.Workers = cmp.Or(c.Workers, defaultWorkers)
 	c.SweepEvery = cmp.Or(c.SweepEvery, 5*time.Minute)

@@ -21,4 +21,9 @@
 // of its namespace, or a sandbox that has not run yet, refers to it. A periodic scan finds data without
 // an object, such as after a forced removal of the finalizer. The controller deletes such data only after the
 // API server has returned NotFound for the object.
+//
+// # Clusters
+//
+// Where sandboxes are Pods there is no node, and nothing to capture. The controller fails each checkpoint with
+// the reason, and removes the finalizer of a deleted one.
 package checkpoint

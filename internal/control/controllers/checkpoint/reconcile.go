@@ -44,7 +44,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 }
 
 // elsewhere reports whether a name is that of another node.
-func (r *reconciler) elsewhere(node string) bool { return node != "" && node != r.Node }
+func (r *reconciler) elsewhere(node string) bool {
+	return r.Runner != nil && node != "" && node != r.Node
+}
 
 // nodeOf returns the node that has or writes the data; empty before that.
 func nodeOf(c *barchan.Checkpoint) string {
@@ -58,11 +60,13 @@ func (r *reconciler) step(ctx context.Context, c *barchan.Checkpoint) (result re
 	if c.DeletionTimestamp != nil {
 		return r.remove(ctx, c)
 	}
-	switch c.Status.Phase {
-	case barchan.CheckpointReady:
+	switch phase := c.Status.Phase; {
+	case phase == barchan.CheckpointFailed:
+	case r.Runner == nil:
+		err = r.fail(ctx, c, "checkpoints are not available on a Kubernetes cluster, where "+sandbox.NoMemory)
+	case phase == barchan.CheckpointReady:
 		err = r.verify(ctx, c)
-	case barchan.CheckpointFailed:
-	case barchan.CheckpointPending, barchan.CheckpointWriting, "":
+	default:
 		if c.Spec.Origin == barchan.OriginImport {
 			result, err = r.await(ctx, c)
 		} else {
@@ -177,18 +181,20 @@ func (r *reconciler) remove(ctx context.Context, c *barchan.Checkpoint) (reconci
 	if !controllerutil.ContainsFinalizer(c, barchan.NodeFinalizer) {
 		return reconcile.Result{}, nil
 	}
-	users, err := r.users(ctx, c)
-	if err != nil {
-		return reconcile.Result{}, err
-	}
-	if users != "" {
-		return reconcile.Result{RequeueAfter: inUseRetry}, r.inUse(ctx, c, users)
-	}
-	if err := r.Runner.DropCheckpoint(ctx, refOf(c)); err != nil {
-		if ctx.Err() == nil {
-			r.recordEvent(c, corev1.EventTypeWarning, "RemoveFailed", "Remove", errs.Text(err))
+	if r.Runner != nil { // else there are no data
+		users, err := r.users(ctx, c)
+		if err != nil {
+			return reconcile.Result{}, err
 		}
-		return reconcile.Result{}, fmt.Errorf("delete its data: %w", err)
+		if users != "" {
+			return reconcile.Result{RequeueAfter: inUseRetry}, r.inUse(ctx, c, users)
+		}
+		if err := r.Runner.DropCheckpoint(ctx, refOf(c)); err != nil {
+			if ctx.Err() == nil {
+				r.recordEvent(c, corev1.EventTypeWarning, "RemoveFailed", "Remove", errs.Text(err))
+			}
+			return reconcile.Result{}, fmt.Errorf("delete its data: %w", err)
+		}
 	}
 	failpoint.Reach("checkpointobject/dropped")
 	controllerutil.RemoveFinalizer(c, barchan.NodeFinalizer)

@@ -24,8 +24,12 @@ import (
 
 // sources returns the watches of checkpoints, their sources and their users, and the periodic scan.
 func (r *reconciler) sources(from crcache.Cache) []source.Source {
+	own := source.Kind(from, &barchan.Checkpoint{}, &handler.TypedEnqueueRequestForObject[*barchan.Checkpoint]{}, ownChanges())
+	if r.Runner == nil {
+		return []source.Source{own}
+	}
 	return []source.Source{
-		source.Kind(from, &barchan.Checkpoint{}, &handler.TypedEnqueueRequestForObject[*barchan.Checkpoint]{}, ownChanges()),
+		own,
 		controllers.Watch(from, &agents.Sandbox{}, func(ctx context.Context, old, now *agents.Sandbox, q controllers.Queue) {
 			if old != nil && (now == nil || markOf(old) != markOf(now)) {
 				r.changed(ctx, old, q)

@@ -114,7 +114,7 @@ func (r *Runner) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observe
 		return sandbox.Observed{}, err
 	}
 	if b := s.Spec.Barchan; b != nil && b.Restore != nil {
-		return r.observed(s, pods), refused("restore", "a Pod starts from its image only; it has no memory to restore")
+		return r.observed(s, pods), refused("restore", "a Pod starts from its image only; "+sandbox.NoMemory)
 	} else if b != nil && b.WarmUp != nil {
 		return r.observed(s, pods), refused("warmUp", "a Pod does not run one; put it into the image or the entrypoint")
 	}
@@ -180,7 +180,7 @@ func (r *Runner) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspe
 		return r.placeSuspended(ctx, s)
 	}
 	if s.Spec.Barchan != nil && mode != agents.SuspendDelete {
-		return r.observed(s, pods), refused("suspend", fmt.Sprintf("a Pod cannot keep its memory or its root file system; set it to %s, which keeps volumes", agents.SuspendDelete))
+		return r.observed(s, pods), refused("suspend", fmt.Sprintf("%s; set it to %s, which keeps volumes", sandbox.NoMemory, agents.SuspendDelete))
 	}
 	if err := r.cfg.Placer.Unplace(ctx, pods); err != nil {
 		return r.observed(s, pods), err

@@ -95,6 +95,9 @@ func (cr *Creator) ForkEach(ctx context.Context, req ForkRequest, each func(n in
 
 // forkable finds the source, and refuses one that cannot be forked.
 func (cr *Creator) forkable(ctx context.Context, req *ForkRequest) (*agents.Sandbox, error) {
+	if err := cr.Sandboxes.CheckCheckpoints(); err != nil {
+		return nil, err
+	}
 	if req.Count < 1 || req.Count > MaxForks {
 		return nil, apistatus.Refuse(errs.ErrInvalid, "count: must be from 1 to %d", MaxForks)
 	}

@@ -91,7 +91,9 @@ func (c *createOp) barchanSpec(template *agents.BarchanSpec) *agents.BarchanSpec
 		maps.Copy(b.Metadata, req.Metadata)
 	}
 	b.OnTimeout = cmp.Or(req.OnTimeout, b.OnTimeout)
-	b.Suspend = cmp.Or(req.Suspend, b.Suspend)
+	if b.Suspend = cmp.Or(req.Suspend, b.Suspend); req.Suspend == agents.SuspendFiles {
+		b.Suspend = c.cr.Sandboxes.WithoutMemory()
+	}
 	b.Wake = cmp.Or(b.Wake, &agents.WakePolicy{})
 	b.Wake.OnTraffic = b.Wake.OnTraffic || req.AutoResume
 	b.Wake.TimeoutSeconds = int32(c.cr.Sandboxes.WakeTimeout(req.Timeout) / time.Second)
@@ -155,6 +157,9 @@ type origin struct {
 
 // from has a create start its sandbox from a snapshot.
 func (cr *Creator) from(ctx context.Context, c *createOp, snap *barchan.Checkpoint) (err error) {
+	if err := cr.Sandboxes.CheckCheckpoints(); err != nil {
+		return err
+	}
 	if snap.Status.Phase != barchan.CheckpointReady {
 		if snap, err = cr.Snapshots.Await(ctx, snap, cr.StartTimeout); err != nil {
 			return err

@@ -87,14 +87,20 @@ func (cr *Creator) claim(ctx context.Context, c *createOp, template types.Namesp
 	return cr.startCold(ctx, c)
 }
 
-// awaitQuota refuses a sandbox whose pauses the namespace's quota would, and waits for the rest of the quota if the request may. The
+// awaitQuota refuses a sandbox whose pauses a cluster or the namespace's quota would, and waits for the rest of the quota if the request may. The
 // time of the create counts from then on.
 func (cr *Creator) awaitQuota(ctx context.Context, c *createOp) error {
 	var policies *agents.BarchanSpec
 	if b := c.claim.Template().Spec.Barchan; b != nil {
 		policies = b.Sandbox
 	}
-	if err := cr.Sandboxes.Quota.CheckAutoPause(ctx, c.Namespace, c.barchanSpec(policies)); err != nil {
+	policies = c.barchanSpec(policies)
+	if policies.OnTimeout == agents.TimeoutPause {
+		if err := cr.Sandboxes.CheckPause(policies, "autoPause", "autoPauseMemory"); err != nil {
+			return err
+		}
+	}
+	if err := cr.Sandboxes.Quota.CheckAutoPause(ctx, c.Namespace, policies); err != nil {
 		return err
 	}
 	if c.QueueTimeout <= 0 {

@@ -28,8 +28,9 @@ var (
 )
 
 // Pause pauses a running sandbox until a resume. Its route is closed first. keepMemory nil keeps what the
-// sandbox's spec selects. A paused or pausing sandbox is an errs.ErrConflict; a pause with the memory beyond the quota of stored
-// bytes an errs.ErrExhausted. If the pause fails, the sandbox continues, and the error has the reason.
+// sandbox's spec selects; false keeps files, or a Pod's volumes. A paused or pausing sandbox is an errs.ErrConflict; a pause with the
+// memory beyond the quota of stored bytes an errs.ErrExhausted, of a Pod an errs.ErrInvalid. If the pause fails, the sandbox continues,
+// and the error has the reason.
 func (st *Store) Pause(ctx context.Context, namespace, id string, keepMemory *bool) error {
 	return st.pause(ctx, namespace, id, keepMemory, st.checkStored)
 }
@@ -68,10 +69,13 @@ func (st *Store) pause(ctx context.Context, namespace, id string, keepMemory *bo
 		s.Spec.OperatingMode = agents.ModeSuspended
 		s.Spec.ShutdownTime = nil
 		if keepMemory != nil {
-			ours(s).Suspend = agents.SuspendFiles
+			ours(s).Suspend = st.WithoutMemory()
 			if *keepMemory {
 				ours(s).Suspend = agents.SuspendMemory
 			}
+		}
+		if err := st.CheckPause(s.Spec.Barchan, "pause", "memory"); err != nil {
+			return false, err
 		}
 		resetResumeMode(s)
 		return true, allowed(ctx, s)

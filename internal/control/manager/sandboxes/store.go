@@ -89,6 +89,8 @@ type Store struct {
 	// Assumed has the sandboxes that the cache may lack.
 	Assumed *assumecache.Sandboxes
 	Log     *slog.Logger
+	// Pods reports that sandboxes are Pods of a cluster: pods.go has what these cannot do.
+	Pods bool
 	// Gate refuses resumes from disk while the server is degraded. Nil: never.
 	Gate *health.Gate
 	// Observe records an operation's duration.

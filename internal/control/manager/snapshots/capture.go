@@ -63,6 +63,9 @@ type Request struct {
 func (st *Store) Create(ctx context.Context, req Request) (_ Snapshot, err error) {
 	start := time.Now()
 	defer func() { st.Sandboxes.Observe(ctx, "snapshot", start, err) }()
+	if err := st.Sandboxes.CheckCheckpoints(); err != nil {
+		return Snapshot{}, err
+	}
 	if req.TTL != 0 && req.TTL < time.Second {
 		return Snapshot{}, apistatus.Refuse(errs.ErrInvalid, "ttl: must be 1 second or more, or left out to keep the snapshot until it is deleted")
 	}
