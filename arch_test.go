@@ -53,7 +53,7 @@ var layers = [][]string{
 		"internal/client/adminclient", "internal/client/kubeobjects", "internal/testkit",
 	},
 	4: {
-		"internal/control/claiming", "internal/control/agentclient", "internal/control/kubeauth", "internal/control/webhooks", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
+		"internal/testkit/embedded", "internal/control/claiming", "internal/control/agentclient", "internal/control/kubeauth", "internal/control/webhooks", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
 		"internal/node/agentconn", "internal/node/images", "internal/node/oom", "internal/node/plan", "internal/node/probe", "internal/node/programs", "internal/node/memstore", "internal/client/cluster", "client",
 	},
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/control/podlogs", "internal/edge/sshd", "internal/adminapi", "internal/config", "internal/node/journal", "internal/node/references", "internal/client/dockerfile", "internal/testkit/kubeinstall"},

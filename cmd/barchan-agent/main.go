@@ -21,17 +21,22 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	code := 0
+	program := run
 	if filepath.Base(os.Args[0]) == mcpgateway.Program {
-		if err := mcpgateway.Run(ctx, os.Args[1:]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	} else {
-		code = run(ctx)
+		program = gateway
 	}
+	code := program(ctx)
 	stop()
 	os.Exit(code)
+}
+
+// gateway is the program mcp-gateway. SDKs show its error as it is.
+func gateway(ctx context.Context) int {
+	if err := mcpgateway.Run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
 }
 
 func run(ctx context.Context) int {

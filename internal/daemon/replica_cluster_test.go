@@ -20,12 +20,12 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/events"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
@@ -72,15 +72,7 @@ func clusterReplica(t *testing.T, api *apiserver.Server) *Daemon {
 
 func startedAPI(t *testing.T) *apiserver.Server {
 	t.Helper()
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
-	if err == nil {
-		err = api.Start(t.Context())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
-	return api
+	return embedded.APIServer(t)
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

@@ -26,8 +26,8 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 )
 
 // kind is one of ours, with a valid object of it.
@@ -115,21 +115,13 @@ type server struct {
 }
 
 // both starts the two servers.
-func both(t *testing.T) (embedded, kube server) {
+func both(t *testing.T) (own, kube server) {
 	t.Helper()
-	e, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Stop)
+	api := embedded.APIServer(t).RESTConfig(apiserver.UserAdmin)
 	cfg := startKube(t)
-	own := e.RESTConfig(apiserver.UserAdmin)
 	kube = server{"real", cfg, newClient(t, cfg)}
 	t.Cleanup(func() { kube.clear(t) })
-	return server{"embedded", own, newClient(t, own)}, kube
+	return server{"embedded", api, newClient(t, api)}, kube
 }
 
 // clear removes the objects of the test, which controllers of other tests would see.
@@ -190,7 +182,7 @@ func (a answer) fields(want string) []string {
 // TestAgreement: the embedded server and Kubernetes with our CRDs return the same for the same
 // objects, and store the same of those that they take.
 func TestAgreement(t *testing.T) {
-	embedded, kube := both(t)
+	own, kube := both(t)
 	all := kinds()
 	for i, tt := range verdicts() {
 		t.Run(tt.kind+"/"+tt.name, func(t *testing.T) {
@@ -201,11 +193,11 @@ func TestAgreement(t *testing.T) {
 			}
 			var answers [2]answer
 			var wg sync.WaitGroup
-			for i, s := range []server{embedded, kube} {
+			for i, s := range []server{own, kube} {
 				wg.Go(func() { answers[i] = s.submit(t.Context(), o, change) })
 			}
 			wg.Wait()
-			tt.check(t, embedded.name, answers[0], tt.field)
+			tt.check(t, own.name, answers[0], tt.field)
 			tt.check(t, kube.name, answers[1], tt.realField())
 			if answers[0].err == nil && answers[1].err == nil {
 				compare(t, all[tt.kind], answers[0].object, answers[1].object)
@@ -223,14 +215,14 @@ func TestAgreement(t *testing.T) {
 
 // TestWhoseServer: a replica verifies agents only where the version of its API server is not ours.
 func TestWhoseServer(t *testing.T) {
-	embedded, kube := both(t)
-	for _, s := range []server{embedded, kube} {
+	own, kube := both(t)
+	for _, s := range []server{own, kube} {
 		api, err := discovery.NewDiscoveryClientForConfig(s.config)
 		if err != nil {
 			t.Fatal(err)
 		}
 		info, err := api.ServerVersion()
-		if err != nil || apiserver.IsOurs(info) != (s.name == embedded.name) {
+		if err != nil || apiserver.IsOurs(info) != (s.name == own.name) {
 			t.Errorf("%s: version %+v, %v", s.name, info, err)
 		}
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
@@ -73,15 +74,7 @@ func newRealAPI(t *testing.T) (*Manager, *realAPI) {
 
 func startAPI(t *testing.T) *apiserver.Server {
 	t.Helper()
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
-	return api
+	return embedded.APIServer(t)
 }
 
 // cache starts one more cache.

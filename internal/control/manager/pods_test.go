@@ -26,7 +26,7 @@ func TestCheckpointsOfPods(t *testing.T) {
 	f := newPodFixture(t)
 	v := f.mustCreate(t, request("base"))
 	c := &barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: "old-v1", Labels: map[string]string{barchan.LabelSnapshot: "old", barchan.LabelTag: "v1"}}}
-	f.cluster.Hold(true) // a capture would wait for ever
+	f.cluster.Hold(true) // a capture would wait without end
 	defer f.cluster.Hold(false)
 	if err := f.cluster.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestPauseOfPods(t *testing.T) {
 	}
 }
 
-// TestAutoPauseOfPods: a sandbox whose timeout could not pause it is not created, whoever asks for the pause.
+// TestAutoPauseOfPods: a sandbox whose timeout could not pause it is not created, whether the request or the template asks for the pause.
 func TestAutoPauseOfPods(t *testing.T) {
 	f := newPodFixture(t)
 	for name, b := range map[string]agents.BarchanSpec{

@@ -40,6 +40,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/agentconn"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
@@ -168,14 +169,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{agents: &agentServer{seen: map[string][]string{}}, server: tracetest.NewSpanRecorder(), node: tracetest.NewSpanRecorder()}
 	w.agents.Server = httptest.NewServer(w.agents)
 	t.Cleanup(w.agents.Close)
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
+	api := embedded.APIServer(t)
 	w.objects = newCache(t, api)
 	w.startNode(t, newCache(t, api))
 	for _, ns := range []string{team, templates.PublicNamespace} {

@@ -95,17 +95,19 @@ func (g *gateway) handler(token string) http.Handler {
 func (g *gateway) add(ctx context.Context, s source) error {
 	dir := filepath.Join(codeDir, s.name)
 	if _, err := os.Stat(dir); err != nil { // a template may have it
-		if err := g.run(ctx, "", nil, "git", "clone", "--quiet", "--depth=1", "https://github.com/"+s.name, dir); err != nil {
+		if err := run(ctx, "", nil, "git", "clone", "--quiet", "--depth=1", "https://github.com/"+s.name, dir); err != nil {
 			return fmt.Errorf("fetch the repository: %w", errors.Join(err, os.RemoveAll(dir)))
 		}
 		if s.InstallCmd != "" {
-			if err := g.run(ctx, dir, s.Envs, "/bin/bash", "-c", s.InstallCmd); err != nil {
+			if err := run(ctx, dir, s.Envs, "/bin/bash", "-c", s.InstallCmd); err != nil {
 				return fmt.Errorf("installCmd: %w", errors.Join(err, os.RemoveAll(dir)))
 			}
 		}
 	}
 	client := sdk.NewClient(&sdk.Implementation{Name: "barchan-mcp-gateway", Version: "1"}, nil)
-	session, err := client.Connect(ctx, &sdk.CommandTransport{Command: command(ctx, dir, s.Envs, "/bin/bash", "-c", "exec "+s.RunCmd)}, nil)
+	server := command(ctx, dir, s.Envs, "/bin/bash", "-c", "exec "+s.RunCmd)
+	server.Stderr = os.Stderr // the log
+	session, err := client.Connect(ctx, &sdk.CommandTransport{Command: server}, nil)
 	if err != nil {
 		return fmt.Errorf("runCmd: start %q: %w; see %s", s.RunCmd, err, logFile)
 	}
@@ -114,20 +116,18 @@ func (g *gateway) add(ctx context.Context, s source) error {
 }
 
 // run runs a command to its end. An error has the end of its output.
-func (g *gateway) run(ctx context.Context, dir string, envs map[string]string, name string, args ...string) error {
-	cmd := command(ctx, dir, envs, name, args...)
-	cmd.Stderr = nil
-	out, err := cmd.CombinedOutput()
+func run(ctx context.Context, dir string, envs map[string]string, name string, args ...string) error {
+	out, err := command(ctx, dir, envs, name, args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out[max(0, len(out)-outputShown):])))
 	}
 	return nil
 }
 
-// command is of a process that does not know the clients' token; its errors go to the log.
+// command is of a process that does not know the clients' token.
 func command(ctx context.Context, dir string, envs map[string]string, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir, cmd.Stderr = dir, os.Stderr
+	cmd.Dir = dir
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, tokenVariable+"=") {
 			cmd.Env = append(cmd.Env, v)

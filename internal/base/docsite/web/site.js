@@ -8,7 +8,7 @@ const results = document.getElementById("results");
 const MAX_RESULTS = 20, BEFORE = 60, EXCERPT = 180;
 
 // The rank of a section is that of Okapi BM25 with fields (Robertson and others, "Simple BM25 extension to multiple weighted
-// fields", 2004): a term counts more the fewer sections have it, so that "how" and "the" of a question hardly count.
+// fields", 2004): a term counts more the fewer sections have it.
 const IN_PAGE = 3, IN_HEADING = 5, SATURATION = 1.2, BY_LENGTH = 0.4;
 // The least share of the weight of all terms that a section must have, and that of the best one below which a note says so.
 const LEAST = 0.4, MOST = 0.75;
@@ -34,7 +34,7 @@ function load() {
   return loading;
 }
 
-// terms are expressions for the words that begin with one of the query; a word of several forms is asked for without its ending.
+// termsOf makes expressions for the words that begin with one of the query; a word of several forms is asked for without its ending.
 function termsOf(query) {
   const words = query.split(/\s+/).map((word) => word.replace(/^[^\p{L}\p{N}/-]+|[^\p{L}\p{N}]+$/gu, "")).filter(Boolean).map((word) => word.toLowerCase());
   const telling = words.filter((word) => !STOP.has(word));

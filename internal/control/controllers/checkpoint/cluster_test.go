@@ -15,20 +15,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/controllers/checkpoint"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/running"
 )
 
 // TestCheckpointsOfCluster: without a node to keep them, checkpoints and imports fail at once, and nothing holds their deletion.
 func TestCheckpointsOfCluster(t *testing.T) {
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
+	api := embedded.APIServer(t)
 	c, err := cache.New(t.Context(), cache.Config{REST: api.RESTConfig(apiserver.UserController)})
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmpool"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmup"
 	"github.com/barchan-dev/barchan/internal/testkit/checkpointsuite"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 	"github.com/barchan-dev/barchan/internal/testkit/running"
 )
 
@@ -61,14 +62,7 @@ func startSandboxes(t *testing.T, cfg *rest.Config, machine *checkpointsuite.Mac
 
 // TestSuite runs the suite on the embedded API server.
 func TestSuite(t *testing.T) {
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
+	api := embedded.APIServer(t)
 	cfg := api.RESTConfig(apiserver.UserController)
 	checkpointsuite.Run(t, checkpointsuite.Config{
 		REST: cfg, Start: func(t *testing.T, node *checkpointsuite.Node, tuning checkpointsuite.Tuning) func() {

@@ -3,22 +3,15 @@ package claim_test
 import (
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/controllers/claim"
 	"github.com/barchan-dev/barchan/internal/testkit/claimsuite"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 )
 
 // TestSuite runs the suite on the embedded API server.
 func TestSuite(t *testing.T) {
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
+	api := embedded.APIServer(t)
 	claimsuite.Run(t, claimsuite.Config{
 		REST: api.RESTConfig(apiserver.UserAdmin),
 		New: func(p claimsuite.Parts) (claimsuite.Starter, error) {

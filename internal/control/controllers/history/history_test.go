@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/controllers/history"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 	"github.com/barchan-dev/barchan/internal/testkit/running"
@@ -34,21 +35,14 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{agents.AddToScheme, extensions.AddToScheme, barchan.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w := &fixture{t: t, rest: api.RESTConfig(apiserver.UserController)}
+	w := &fixture{t: t, rest: embedded.APIServer(t).RESTConfig(apiserver.UserController)}
+	var err error
 	if w.client, err = client.NewWithWatch(w.rest, client.Options{Scheme: scheme}); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmpool"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 	"github.com/barchan-dev/barchan/internal/testkit/poolsuite"
 	"github.com/barchan-dev/barchan/internal/testkit/running"
 )
@@ -16,15 +17,7 @@ import (
 // serve returns a config for a real API server of its own.
 func serve(t testing.TB) *rest.Config {
 	t.Helper()
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
-	return api.RESTConfig(apiserver.UserController)
+	return embedded.APIServer(t).RESTConfig(apiserver.UserController)
 }
 
 // start runs the controller over a cache of its own.

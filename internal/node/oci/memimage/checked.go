@@ -46,6 +46,5 @@ func (f File) checked(path string, info fs.FileInfo) bool {
 	defer func() { _ = file.Close() }()
 	var stat unix.Cachestat_t // a length of zero is to the end of the file
 	err = unix.Cachestat(uint(file.Fd()), &unix.CachestatRange{}, &stat, 0)
-	page := int64(os.Getpagesize())
-	return err == nil && int64(stat.Cache) >= (f.Size+page-1)/page
+	return err == nil && int64(stat.Cache) >= chunks(f.Size, int64(os.Getpagesize()))
 }
