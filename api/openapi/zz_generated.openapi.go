@@ -529,7 +529,7 @@ func schema_barchan_api_agents_v1beta1_BarchanSpec(ref common.ReferenceCallback)
 					},
 					"onTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "OnTimeout is what happens at spec.shutdownTime.",
+							Description: "OnTimeout is what happens at spec.shutdownTime. A Pod of a cluster is paused only with suspend Delete, and shut down otherwise.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -62,7 +62,7 @@ type BarchanSpec struct {
 	// Metadata is the user's own, free in its keys; clients filter by it.
 	// +optional
 	Metadata map[string]string `json:"metadata,omitempty"`
-	// OnTimeout is what happens at spec.shutdownTime.
+	// OnTimeout is what happens at spec.shutdownTime. A Pod of a cluster is paused only with suspend Delete, and shut down otherwise.
 	// +optional
 	// +kubebuilder:default=Shutdown
 	OnTimeout TimeoutAction `json:"onTimeout,omitempty"`
