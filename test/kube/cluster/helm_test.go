@@ -19,7 +19,7 @@ func TestHelm(t *testing.T) {
 	b.Cluster = kubecluster.Start(t, kubecluster.Config{})
 	chart := strings.TrimSpace(b.cluster("chart", t.TempDir()))
 	set := "image=r.test/barchan:1,agentImage=r.test/agent:1"
-	b.sameObjects(chart, set+",tokenSecret=mine,replica.autoscaling.enabled=true,podMonitor.enabled=true,prometheusRule.enabled=true,grafanaDashboard.enabled=true,sandbox.runtimeClass=gvisor,controller.name=other")
+	b.sameObjects(chart, set+",tokenSecret=mine,replica.autoscaling.enabled=true,serviceMonitor.enabled=true,prometheusRule.enabled=true,grafanaDashboard.enabled=true,sandbox.runtimeClass=gvisor,controller.name=other")
 
 	b.helm("install", "barchan", chart, "--namespace", system, "--create-namespace", "--set", set)
 	secret := func() string {
