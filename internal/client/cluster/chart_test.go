@@ -225,6 +225,26 @@ func TestUpstreamController(t *testing.T) {
 	}
 }
 
+// TestCheckPodSecurity: an installation's namespace passes, and one as Helm makes it does not.
+func TestCheckPodSecurity(t *testing.T) {
+	helm := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: DefaultNamespace, Labels: map[string]string{"name": DefaultNamespace}}}
+	ours := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: DefaultNamespace, Labels: Namespace(DefaultNamespace).GetLabels()}}
+	tests := map[string]struct {
+		give []runtime.Object
+		want string
+	}{
+		"ours": {[]runtime.Object{ours}, adminclient.CheckOK}, "Helm's": {[]runtime.Object{helm}, adminclient.CheckWarning}, "none": {nil, adminclient.CheckOK},
+	}
+	for name, tt := range tests {
+		c := &Cluster{kube: fake.NewClientset(tt.give...), cfg: Config{Namespace: DefaultNamespace}}
+		got := c.checkPodSecurity(t.Context())
+		remedy := "`kubectl label --overwrite namespace barchan-system pod-security.kubernetes.io/enforce=restricted`"
+		if got.State != tt.want || (got.State == adminclient.CheckWarning) != (got.Remedy == remedy) {
+			t.Errorf("%s: %+v, want %s", name, got, tt.want)
+		}
+	}
+}
+
 // TestRenderMemoryLimit: GOMEMLIMIT is nine tenths of the memory limit, where there is one in Mi or Gi.
 func TestRenderMemoryLimit(t *testing.T) {
 	for limit, want := range map[string]string{"500Mi": "450MiB", "2Gi": "1843MiB", "1.5Gi": "", "": ""} {

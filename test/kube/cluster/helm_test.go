@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/barchan-dev/barchan/internal/client/cluster"
 	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
 	"github.com/barchan-dev/barchan/internal/testkit/kubeinstall"
@@ -77,7 +78,7 @@ func (b *barchan) helm(args ...string) []byte {
 	return out
 }
 
-// sameObjects verifies that our program renders the chart as Helm does.
+// sameObjects verifies that our program renders the chart as Helm does. It adds the namespace, which Helm makes by a flag.
 func (b *barchan) sameObjects(chart, set string) {
 	b.Helper()
 	theirs := b.decode(b.helm("template", "barchan", chart, "--namespace", system, "--no-hooks", "--set", set))
@@ -88,6 +89,7 @@ func (b *barchan) sameObjects(chart, set string) {
 		}
 		delete(ours, id)
 	}
+	delete(ours, kubeobjects.ID(cluster.Namespace(system)))
 	for id := range ours {
 		b.Errorf("Helm has no %s", id)
 	}
