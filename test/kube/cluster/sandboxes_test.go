@@ -242,6 +242,11 @@ spec: {warmPoolRef: {name: pool}, env: [{name: CLAIMED, value: "1"}]}
 	if !strings.HasPrefix(name, "pool-") {
 		b.Errorf("the claim got %q, which is no member", name)
 	}
+	leader := b.kubectl("get", "lease", "-n", system, "barchan-controller", "-o", "jsonpath={.spec.holderIdentity}")
+	metrics := b.curl("http://" + net.JoinHostPort(b.kubectl("get", "pod", "-n", system, leader, "-o", "jsonpath={.status.podIP}"), "7790") + "/metrics")
+	if want := `agent_sandbox_claim_controller_startup_latency_ms_count{launch_type="warm",sandbox_template="base"} 1`; !strings.Contains(metrics, want) {
+		b.Errorf("the leader's metrics lack %s", want)
+	}
 	id := b.kubectl("get", "sandbox", name, "-o", "jsonpath={.status.barchan.id}")
 	out := b.sdk(`
 import { Sandbox } from 'e2b'
