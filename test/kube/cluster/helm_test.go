@@ -2,11 +2,13 @@ package cluster
 
 import (
 	"bytes"
+	"net/url"
 	"reflect"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
 
 	"github.com/barchan-dev/barchan/internal/client/cluster"
 	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
@@ -62,6 +64,22 @@ func TestHelm(t *testing.T) {
 	if secret() != before {
 		t.Error("a second installation changed the token's secret")
 	}
+}
+
+// helmTest runs the Pod that `helm test` runs. There is no kube-proxy: the name of the Service is that of a replica to it.
+func (b *barchan) helmTest() {
+	chart := strings.TrimSpace(b.cluster("chart", b.TempDir()))
+	image := b.kubectl("get", "deployment", "-n", system, "barchan-replica", "-o", "jsonpath={.spec.template.spec.containers[0].image}")
+	objects := b.decode(b.helm("template", "barchan", chart, "--namespace", system, "--show-only", "templates/tests.yaml", "--set", "replica.service.port=7700,agentImage=none,image="+image))
+	pod := objects[system+"/Pod/barchan-test"]
+	address, err := url.Parse(b.replicas()[0])
+	must(b.T, err)
+	must(b.T, unstructured.SetNestedSlice(pod.Object, []any{map[string]any{"ip": address.Hostname(), "hostnames": []any{"barchan." + system + ".svc.cluster.local"}}}, "spec", "hostAliases"))
+	text, err := yaml.Marshal(pod.Object)
+	must(b.T, err)
+	b.apply(string(text))
+	b.kubectl("wait", "-n", system, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s", "pod/"+pod.GetName())
+	b.kubectl("delete", "-n", system, "pod", pod.GetName())
 }
 
 func (b *barchan) helm(args ...string) []byte {

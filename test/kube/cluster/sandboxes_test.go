@@ -77,6 +77,7 @@ await sbx.kill()
 		return nil
 	})
 	t.Run("doctor", func(t *testing.T) { b.in(t).doctor() })
+	t.Run("helm test", func(t *testing.T) { b.in(t).helmTest() })
 	t.Run("upstream's manifest", func(t *testing.T) { b.in(t).plainSandbox() })
 	t.Run("pool and claim", func(t *testing.T) { b.in(t).pool() })
 	t.Run("commands", func(t *testing.T) { b.in(t).commands() })
