@@ -159,6 +159,8 @@ type SandboxDetail struct {
 	Memory string `json:"memory,omitempty"`
 	// MemoryBytes is the size of that memory on disk; 0 in RAM.
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+	// CreatedByKey is the name of the API key that created the sandbox; empty where none did.
+	CreatedByKey string `json:"createdByKey,omitempty"`
 	// Containers are those besides the first.
 	Containers []Container `json:"containers,omitempty"`
 	// Operations are what the node did with the sandbox: the last of each type, oldest first.

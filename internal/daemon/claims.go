@@ -330,10 +330,14 @@ func (d *Daemon) objectControllers(warmUps warmpool.WarmUps) []controllerSpec {
 			return warmpool.New(warmpool.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, WarmUps: warmUps, Events: d.recorder})
 		}},
 		{"claims", func() (controller, error) {
-			return claim.New(claim.Config{
+			cfg := claim.Config{
 				Log: d.cfg.Log, Client: d.cache.Live(), Watched: d.cache.Informers(), Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed,
 				Binder: d.binder, Events: d.recorder, Metrics: d.metrics,
-			})
+			}
+			if d.cfg.Role == config.RoleController {
+				cfg.UpstreamMetrics = d.metrics
+			}
+			return claim.New(cfg)
 		}},
 	}
 }

@@ -456,6 +456,30 @@ func TestPodOfSomebodyElse(t *testing.T) {
 	p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonMultiplePods, "it owns 2 Pods")
 }
 
+// TestPodOverAQuota: the condition has the words of the ResourceQuota that refuses the Pod, and the sandbox runs once there is room.
+func TestPodOverAQuota(t *testing.T) {
+	p := startPods(t)
+	none := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}
+	limit := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: none}}
+	if err := p.Create(t.Context(), limit); err != nil {
+		t.Fatal(err)
+	}
+	limit.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none} // the controller that writes it does not run here
+	if err := p.Status().Update(t.Context(), limit); err != nil {
+		t.Fatal(err)
+	}
+	s := p.sandbox("box")
+	now := p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonReconcilerError, `pods "box" is forbidden: exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0`)
+	if c := meta.FindStatusCondition(now.Status.Conditions, agents.ConditionFinished); c != nil {
+		t.Errorf("a quota, which may change, has ended it: %+v", c)
+	}
+	if err := p.Delete(t.Context(), limit); err != nil {
+		t.Fatal(err)
+	}
+	p.run(p.pod(s), "127.0.0.9")
+	p.ready(s, "Pod is Ready")
+}
+
 // TestPodOfAgentSandbox: a Pod that agent-sandbox made for a sandbox goes on when the cluster is taken over, without an agent.
 func TestPodOfAgentSandbox(t *testing.T) {
 	p := startPods(t)

@@ -78,6 +78,9 @@ func TestShowMemory(t *testing.T) {
 	s.run("", "show", id1, "--json").want(t, 0, `"memory": "Disk"`, "")
 	s.sandboxes[id1].MemoryBytes = 3 << 20
 	s.run("", "show", id1).want(t, 0, "Memory in    Disk, 3.0 MiB\n", "")
+	s.sandboxes[id1].CreatedByKey = "ci"
+	s.run("", "show", id1).want(t, 0, "Created by   ci\nStarted", "")
+	s.sandboxes[id1].CreatedByKey = ""
 	s.sandboxes[id1].Memory, s.sandboxes[id1].MemoryBytes = "", 0
 	s.run("", "show", id1).want(t, 0, "State        paused\nTemplate", "")
 }

@@ -9,9 +9,11 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/yaml"
@@ -113,7 +115,7 @@ func TestRenderSwitches(t *testing.T) {
 		"no peers":        {give: Values{"replica": Values{"peers": false}}, kind: "Service", name: "barchan-peers"},
 		"no logs":         {kind: "ClusterRoleBinding", name: "barchan-logs"},
 		"logs":            {give: Values{"replica": Values{"podLogs": true}}, kind: "ClusterRoleBinding", name: "barchan-logs", want: true},
-		"monitoring":      {give: Values{"podMonitor": Values{"enabled": true}}, kind: "PodMonitor", name: "barchan", want: true},
+		"no monitoring":   {kind: "Service", name: "barchan-metrics"},
 		"alerts":          {give: Values{"prometheusRule": Values{"enabled": true}}, kind: "PrometheusRule", name: "barchan", want: true},
 		"no alerts":       {kind: "PrometheusRule", name: "barchan"},
 		"Grafana":         {give: Values{"grafanaDashboard": Values{"enabled": true}}, kind: "ConfigMap", name: "barchan-dashboard", want: true},
@@ -139,6 +141,49 @@ func TestRenderSwitches(t *testing.T) {
 	scaled := deployment(t, render(t, Values{"replica": Values{"autoscaling": Values{"enabled": true}}}), "barchan-replica")
 	if scaled.Spec.Replicas != nil {
 		t.Error("a number of replicas beside the autoscaler's")
+	}
+}
+
+// TestRenderServiceMonitor: the ServiceMonitor selects the Service, and that selects the Pods of both roles and a port that they have.
+func TestRenderServiceMonitor(t *testing.T) {
+	list := render(t, Values{"serviceMonitor": Values{"enabled": true, "labels": Values{"release": "prometheus"}}})
+	monitor, service := find(list, "ServiceMonitor", "barchan"), find(list, "Service", "barchan-metrics")
+	if monitor == nil || service == nil || monitor.GetLabels()["release"] != "prometheus" {
+		t.Fatalf("monitor %v, Service %v", monitor, service)
+	}
+	selected, _, err := unstructured.NestedStringMap(monitor.Object, "spec", "selector", "matchLabels")
+	if err != nil || len(selected) == 0 {
+		t.Fatalf("selector %v, %v", selected, err)
+	}
+	for _, u := range list {
+		if got := u.GetKind() == "Service" && labels.SelectorFromSet(selected).Matches(labels.Set(u.GetLabels())); got != (u == service) {
+			t.Errorf("the monitor selects %s %s: %v", u.GetKind(), u.GetName(), got)
+		}
+	}
+	s := &corev1.Service{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(service.Object, s, true); err != nil {
+		t.Fatal(err)
+	}
+	endpoints, _, err := unstructured.NestedSlice(monitor.Object, "spec", "endpoints")
+	if err != nil || len(endpoints) != 1 || endpoints[0].(Values)["port"] != s.Spec.Ports[0].Name || !s.Spec.PublishNotReadyAddresses {
+		t.Errorf("endpoints %v, %v; Service %+v", endpoints, err, s.Spec)
+	}
+	checkScraped(t, list, s)
+}
+
+// checkScraped has a Service select the Pods of both roles, and a port that they have.
+func checkScraped(t *testing.T, list []*unstructured.Unstructured, s *corev1.Service) {
+	t.Helper()
+	for _, role := range []string{"barchan-controller", "barchan-replica"} {
+		pod := deployment(t, list, role).Spec.Template
+		if !labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(pod.Labels)) {
+			t.Errorf("the Service does not select %s with %v", role, pod.Labels)
+		}
+		if !slices.ContainsFunc(pod.Spec.Containers[0].Ports, func(p corev1.ContainerPort) bool {
+			return p.Name == s.Spec.Ports[0].TargetPort.StrVal && p.ContainerPort == s.Spec.Ports[0].Port
+		}) {
+			t.Errorf("%s has no port %+v", role, s.Spec.Ports[0])
+		}
 	}
 }
 
@@ -176,6 +221,26 @@ func TestUpstreamController(t *testing.T) {
 		}
 		if check := c.checkUpstream(t.Context()); (check.State == adminclient.CheckOK) == want {
 			t.Errorf("check %+v, upstream's runs: %v", check, want)
+		}
+	}
+}
+
+// TestCheckPodSecurity: an installation's namespace passes, and one as Helm makes it does not.
+func TestCheckPodSecurity(t *testing.T) {
+	helm := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: DefaultNamespace, Labels: map[string]string{"name": DefaultNamespace}}}
+	ours := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: DefaultNamespace, Labels: Namespace(DefaultNamespace).GetLabels()}}
+	tests := map[string]struct {
+		give []runtime.Object
+		want string
+	}{
+		"ours": {[]runtime.Object{ours}, adminclient.CheckOK}, "Helm's": {[]runtime.Object{helm}, adminclient.CheckWarning}, "none": {nil, adminclient.CheckOK},
+	}
+	for name, tt := range tests {
+		c := &Cluster{kube: fake.NewClientset(tt.give...), cfg: Config{Namespace: DefaultNamespace}}
+		got := c.checkPodSecurity(t.Context())
+		remedy := "`kubectl label --overwrite namespace barchan-system pod-security.kubernetes.io/enforce=restricted`"
+		if got.State != tt.want || (got.State == adminclient.CheckWarning) != (got.Remedy == remedy) {
+			t.Errorf("%s: %+v, want %s", name, got, tt.want)
 		}
 	}
 }

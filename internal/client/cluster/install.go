@@ -35,6 +35,10 @@ const (
 	tokenKey       = "token-secret"
 	tokenBytes     = 32
 
+	// podSecurity is the label of a namespace with the Pod security standard of its Pods.
+	podSecurity = "pod-security.kubernetes.io/enforce"
+	strictest   = "restricted"
+
 	// Upstream's controller, which works on the same kinds.
 	upstreamNamespace  = "agent-sandbox-system"
 	upstreamDeployment = "agent-sandbox-controller"
@@ -274,14 +278,15 @@ func (c *Cluster) stopUpstream(ctx context.Context) error {
 	})
 }
 
-// ensureNamespace makes the namespace of the roles. Its Pods are held to the strictest of the Pod security standards.
+// Namespace returns the namespace of the roles. Its Pods are held to the strictest of the Pod security standards.
+func Namespace(name string) *unstructured.Unstructured {
+	u := reference{"v1", "Namespace", "", name}.object()
+	u.SetLabels(map[string]string{managedBy: managedByUs, podSecurity: strictest})
+	return u
+}
+
 func (c *Cluster) ensureNamespace(ctx context.Context) error {
-	u := reference{"v1", "Namespace", "", c.cfg.Namespace}.object()
-	u.SetLabels(map[string]string{
-		managedBy:                            managedByUs,
-		"pod-security.kubernetes.io/enforce": "restricted",
-	})
-	_, err := c.objects.Apply(ctx, u, kubeobjects.Options{Force: true})
+	_, err := c.objects.Apply(ctx, Namespace(c.cfg.Namespace), kubeobjects.Options{Force: true})
 	return err
 }
 

@@ -80,7 +80,7 @@ func (c *Cluster) leader(ctx context.Context) (string, error) {
 
 // Doctor checks whether the cluster can run Barchan, and the installation if there is one. Errors of a check are its result.
 func (c *Cluster) Doctor(ctx context.Context) []adminclient.Check {
-	checks := []adminclient.Check{c.checkKubernetes(), c.checkNodes(ctx), c.checkRuntimes(ctx), c.checkUpstream(ctx)}
+	checks := []adminclient.Check{c.checkKubernetes(), c.checkNodes(ctx), c.checkRuntimes(ctx), c.checkUpstream(ctx), c.checkPodSecurity(ctx)}
 	r, err := c.readRecord(ctx)
 	if errors.Is(err, errs.ErrNotFound) {
 		return append(checks, c.checkRights(ctx), warning("installation", err.Error(), ""))
@@ -171,6 +171,21 @@ func (c *Cluster) checkUpstream(ctx context.Context) adminclient.Check {
 		return failed(name, "agent-sandbox's controller runs in namespace "+upstreamNamespace, "`barchan cluster install --take-over` stops it")
 	}
 	return ok(name, "agent-sandbox's controller is stopped")
+}
+
+// checkPodSecurity looks for the label that holds the Pods of the roles to the strictest standard. Helm does not set it.
+func (c *Cluster) checkPodSecurity(ctx context.Context) adminclient.Check {
+	const name = "pod security"
+	got, err := c.kube.CoreV1().Namespaces().Get(ctx, c.cfg.Namespace, metav1.GetOptions{})
+	if err = kubeobjects.Error(err); errors.Is(err, errs.ErrNotFound) {
+		return ok(name, "an installation makes namespace "+c.cfg.Namespace)
+	} else if err != nil {
+		return failed(name, err.Error(), "")
+	}
+	if got.Labels[podSecurity] != strictest {
+		return warning(name, fmt.Sprintf("namespace %s has no label %s=%s", c.cfg.Namespace, podSecurity, strictest), fmt.Sprintf("`kubectl label --overwrite namespace %s %s=%s`", c.cfg.Namespace, podSecurity, strictest))
+	}
+	return ok(name, fmt.Sprintf("namespace %s is %s", c.cfg.Namespace, strictest))
 }
 
 // checkRights finds out whether the caller may install.

@@ -201,7 +201,7 @@ func TestSandboxObjectHasTheFieldsThatClientsNeed(t *testing.T) {
 	detail := map[string]any{}
 	f.want(200, &detail, "GET", fmt.Sprint("/sandboxes/", got["sandboxID"]), "")
 	want := []string{
-		"alias", "clientID", "cpuCount", "diskSizeMB", "domain", "endAt", "envdAccessToken", "envdVersion", "lifecycle",
+		"alias", "clientID", "cpuCount", "createdByKey", "diskSizeMB", "domain", "endAt", "envdAccessToken", "envdVersion", "lifecycle",
 		"memoryMB", "metadata", "name", "network", "sandboxID", "startedAt", "state", "templateID",
 	}
 	if !slices.Equal(slices.Sorted(maps.Keys(detail)), want) {

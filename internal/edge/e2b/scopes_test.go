@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/edge/e2b/api"
 )
 
@@ -33,6 +34,31 @@ func TestScopes(t *testing.T) {
 			if refused == scope.Covers(right.scope) || !refused && strings.Contains(text, "has the scope") {
 				t.Errorf("%s by a key of scope %s: %d %s", route, scope, status, text)
 			}
+		}
+	}
+}
+
+// TestTheKeyIsInTheObject: a sandbox names the key that created it and a fork that of its own request; neither has the key.
+func TestTheKeyIsInTheObject(t *testing.T) {
+	f := newFixture(t)
+	var user api.CreatedAPIKey
+	f.want(201, &user, "POST", "/api-keys", `{"name":"u"}`)
+	var s api.Sandbox
+	f.want(201, &s, "POST", "/sandboxes", `{"templateID":"base"}`, "X-API-Key", user.Key)
+	var forks []api.ForkResult
+	f.want(201, &forks, "POST", "/sandboxes/"+s.SandboxID+"/fork", "{}")
+	for id, key := range map[string]string{s.SandboxID: user.Key, forks[0].Sandbox.SandboxID: f.key} {
+		who, err := f.manager.Keys.Authenticate(t.Context(), key)
+		if err != nil || who.Key == "" {
+			t.Fatalf("%+v, %v", who, err)
+		}
+		o, err := f.cluster.SandboxByID(t.Context(), sandbox.ID(id))
+		if err != nil || o.Annotations["barchan.dev/created-by-key"] != who.Key || strings.Contains(fmt.Sprint(o), key) {
+			t.Errorf("the object of %s is %+v, %v, want the name %s alone", id, o, err, who.Key)
+		}
+		var d api.SandboxDetail
+		if f.want(200, &d, "GET", "/sandboxes/"+id, ""); d.CreatedByKey == nil || *d.CreatedByKey != who.Key {
+			t.Errorf("%s was created by %v, want %s", id, d.CreatedByKey, who.Key)
 		}
 	}
 }

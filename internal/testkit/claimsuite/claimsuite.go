@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -52,6 +53,8 @@ type Parts struct {
 	Events events.EventRecorder
 	// Assumed is fed by the cache's events.
 	Assumed *assumecache.Sandboxes
+	// Upstream gets the metrics with agent-sandbox's names.
+	Upstream prometheus.Registerer
 	// Patience is how long a claim waits for a member that is being created.
 	Patience time.Duration
 }
@@ -92,6 +95,7 @@ func Run(t *testing.T, cfg Config) {
 		{"Promise2KilledBetweenWritesTemplateUpdated", false, killedUpdated},
 		{"Promise2ColdTemplateUpdated", false, coldUpdated},
 		{"Waits", false, waits},
+		{"UpstreamMetrics", false, upstreamMetrics},
 		{"Promise2UpdatedUnderClaims", false, updatedUnderClaims},
 	} {
 		t.Run(test.name, func(t *testing.T) {

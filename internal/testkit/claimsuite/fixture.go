@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -59,6 +60,7 @@ type fixture struct {
 	writes    *counter
 	nodes     *fakecluster.Node
 	observed  *observed
+	upstream  *prometheus.Registry
 	stop      func()
 	// hold keeps changes of claims from the controller's cache, until release.
 	hold, release func()
@@ -70,7 +72,7 @@ func start(t *testing.T, cfg *Config, opt options) *fixture {
 	must(t, err)
 	api, err := client.NewWithWatch(cfg.REST, client.Options{Scheme: scheme})
 	must(t, err)
-	w := &fixture{t: t, cfg: cfg, namespace: opt.namespace, api: api, events: &eventLog{}, writes: &counter{}, observed: &observed{all: map[types.UID]*agents.Sandbox{}}}
+	w := &fixture{t: t, cfg: cfg, namespace: opt.namespace, api: api, events: &eventLog{}, writes: &counter{}, upstream: prometheus.NewPedanticRegistry(), observed: &observed{all: map[types.UID]*agents.Sandbox{}}}
 	if w.namespace == "" {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "claims-"}}
 		must(t, api.Create(t.Context(), ns))
@@ -100,7 +102,7 @@ func start(t *testing.T, cfg *Config, opt options) *fixture {
 		w.nodes.Observe(newer)
 	})
 	must(t, err)
-	c, err := cfg.New(Parts{Client: controlled, Cache: w.cache, Picker: p, Binder: opt.binder, Quota: quotas, Assumed: assumed, Events: w.events, Patience: eventually.Patience})
+	c, err := cfg.New(Parts{Client: controlled, Cache: w.cache, Picker: p, Binder: opt.binder, Quota: quotas, Assumed: assumed, Events: w.events, Upstream: w.upstream, Patience: eventually.Patience})
 	must(t, err)
 	w.run(c)
 	return w

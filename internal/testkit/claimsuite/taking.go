@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -85,6 +86,38 @@ func waits(t *testing.T, cfg *Config) {
 		}
 		got[s.Name] = true
 	}
+}
+
+// upstreamMetrics: a claim is observed once, when it is ready.
+func upstreamMetrics(t *testing.T, cfg *Config) {
+	w := start(t, cfg, options{})
+	want := func(what string, counts map[string]uint64) {
+		t.Helper()
+		eventually.True(t, what, func() bool { return maps.Equal(w.observedLatencies(), counts) })
+	}
+	w.pool(w.template(), 1)
+	w.served(w.claim("warm"))
+	want("the warm claim is observed", map[string]uint64{"warm blueprint": 1})
+
+	w.nodes.Holding(func(*agents.Sandbox) bool { return true })
+	c := w.refused(w.claim("cold"), extensions.ReasonSandboxCreatePending, "starts cold")
+	want("the cold one is not, before it is ready", map[string]uint64{"warm blueprint": 1})
+	w.nodes.Holding(nil)
+	w.served(c)
+	want("the cold one is observed", map[string]uint64{"warm blueprint": 1, "cold blueprint": 1})
+}
+
+// observedLatencies returns how many claims of which launch and template agent-sandbox's metric has.
+func (w *fixture) observedLatencies() map[string]uint64 {
+	families, err := w.upstream.Gather()
+	must(w.t, err)
+	counts := map[string]uint64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			counts[m.GetLabel()[0].GetValue()+" "+m.GetLabel()[1].GetValue()] += m.GetHistogram().GetSampleCount()
+		}
+	}
+	return counts
 }
 
 func poolAndTemplateToCome(t *testing.T, cfg *Config) {

@@ -2,12 +2,15 @@ package cluster
 
 import (
 	"bytes"
+	"net/url"
 	"reflect"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
 
+	"github.com/barchan-dev/barchan/internal/client/cluster"
 	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
 	"github.com/barchan-dev/barchan/internal/testkit/kubeinstall"
@@ -19,7 +22,7 @@ func TestHelm(t *testing.T) {
 	b.Cluster = kubecluster.Start(t, kubecluster.Config{})
 	chart := strings.TrimSpace(b.cluster("chart", t.TempDir()))
 	set := "image=r.test/barchan:1,agentImage=r.test/agent:1"
-	b.sameObjects(chart, set+",tokenSecret=mine,replica.autoscaling.enabled=true,podMonitor.enabled=true,prometheusRule.enabled=true,grafanaDashboard.enabled=true,sandbox.runtimeClass=gvisor,controller.name=other")
+	b.sameObjects(chart, set+",tokenSecret=mine,replica.autoscaling.enabled=true,serviceMonitor.enabled=true,prometheusRule.enabled=true,grafanaDashboard.enabled=true,sandbox.runtimeClass=gvisor,controller.name=other")
 
 	b.helm("install", "barchan", chart, "--namespace", system, "--create-namespace", "--set", set)
 	secret := func() string {
@@ -63,6 +66,22 @@ func TestHelm(t *testing.T) {
 	}
 }
 
+// helmTest runs the Pod that `helm test` runs. There is no kube-proxy: the name of the Service is that of a replica to it.
+func (b *barchan) helmTest() {
+	chart := strings.TrimSpace(b.cluster("chart", b.TempDir()))
+	image := b.kubectl("get", "deployment", "-n", system, "barchan-replica", "-o", "jsonpath={.spec.template.spec.containers[0].image}")
+	objects := b.decode(b.helm("template", "barchan", chart, "--namespace", system, "--show-only", "templates/tests.yaml", "--set", "replica.service.port=7700,agentImage=none,image="+image))
+	pod := objects[system+"/Pod/barchan-test"]
+	address, err := url.Parse(b.replicas()[0])
+	must(b.T, err)
+	must(b.T, unstructured.SetNestedSlice(pod.Object, []any{map[string]any{"ip": address.Hostname(), "hostnames": []any{"barchan." + system + ".svc.cluster.local"}}}, "spec", "hostAliases"))
+	text, err := yaml.Marshal(pod.Object)
+	must(b.T, err)
+	b.apply(string(text))
+	b.kubectl("wait", "-n", system, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s", "pod/"+pod.GetName())
+	b.kubectl("delete", "-n", system, "pod", pod.GetName())
+}
+
 func (b *barchan) helm(args ...string) []byte {
 	b.Helper()
 	cmd := b.Command(b.Context(), kubecluster.FindProgram(b, "helm"), args...)
@@ -77,7 +96,7 @@ func (b *barchan) helm(args ...string) []byte {
 	return out
 }
 
-// sameObjects verifies that our program renders the chart as Helm does.
+// sameObjects verifies that our program renders the chart as Helm does. It adds the namespace, which Helm makes by a flag.
 func (b *barchan) sameObjects(chart, set string) {
 	b.Helper()
 	theirs := b.decode(b.helm("template", "barchan", chart, "--namespace", system, "--no-hooks", "--set", set))
@@ -88,6 +107,7 @@ func (b *barchan) sameObjects(chart, set string) {
 		}
 		delete(ours, id)
 	}
+	delete(ours, kubeobjects.ID(cluster.Namespace(system)))
 	for id := range ours {
 		b.Errorf("Helm has no %s", id)
 	}

@@ -77,6 +77,7 @@ await sbx.kill()
 		return nil
 	})
 	t.Run("doctor", func(t *testing.T) { b.in(t).doctor() })
+	t.Run("helm test", func(t *testing.T) { b.in(t).helmTest() })
 	t.Run("upstream's manifest", func(t *testing.T) { b.in(t).plainSandbox() })
 	t.Run("pool and claim", func(t *testing.T) { b.in(t).pool() })
 	t.Run("commands", func(t *testing.T) { b.in(t).commands() })
@@ -241,6 +242,11 @@ spec: {warmPoolRef: {name: pool}, env: [{name: CLAIMED, value: "1"}]}
 	name := b.kubectl("get", "sandboxclaim", "claim", "-o", "jsonpath={.status.sandbox.name}")
 	if !strings.HasPrefix(name, "pool-") {
 		b.Errorf("the claim got %q, which is no member", name)
+	}
+	leader := b.kubectl("get", "lease", "-n", system, "barchan-controller", "-o", "jsonpath={.spec.holderIdentity}")
+	metrics := b.curl("http://" + net.JoinHostPort(b.kubectl("get", "pod", "-n", system, leader, "-o", "jsonpath={.status.podIP}"), "7790") + "/metrics")
+	if want := `agent_sandbox_claim_controller_startup_latency_ms_count{launch_type="warm",sandbox_template="base"} 1`; !strings.Contains(metrics, want) {
+		b.Errorf("the leader's metrics lack %s", want)
 	}
 	id := b.kubectl("get", "sandbox", name, "-o", "jsonpath={.status.barchan.id}")
 	out := b.sdk(`

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"helm.sh/helm/v4/pkg/strvals"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
@@ -163,8 +164,8 @@ func manifestsCommand(t *target) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "manifests",
 		Short: "Print the objects that an installation has",
-		Long: "Print the objects that an installation has, as YAML for kubectl or a repository. They do not have the namespace,\n" +
-			"nor the Secret barchan-token with 32 random bytes under the key token-secret, which must be there.",
+		Long: "Print the objects that an installation has, as YAML for kubectl or a repository. They do not have the Secret\n" +
+			"barchan-token with 32 random bytes under the key token-secret, which must be there.",
 		Example: "  barchan cluster images registry.example.com/team >images.yaml\n  barchan cluster manifests -f images.yaml >barchan.yaml",
 	}
 	v.add(cmd)
@@ -180,7 +181,7 @@ func manifestsCommand(t *target) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		for _, u := range objects {
+		for _, u := range append([]*unstructured.Unstructured{cluster.Namespace(t.namespace)}, objects...) {
 			text, err := yaml.Marshal(u.Object)
 			if err == nil {
 				_, err = fmt.Fprintf(t.Stdout, "---\n%s", text)

@@ -110,6 +110,7 @@ func show(ctx context.Context, a *app.App, t *app.Server, text string) error {
 	}
 	line("Memory in", memory)
 	line("Template", strings.TrimSpace(d.TemplateID+" "+d.Alias))
+	line("Created by", d.CreatedByKey)
 	line("Started", d.StartedAt.Local().Format("2006-01-02 15:04:05")+", "+terminal.Since(d.StartedAt)+" ago")
 	if d.State == client.StateRunning {
 		line("Ends", fmt.Sprintf("in %s, then %s", terminal.Until(d.EndAt), terminal.Dash(d.Lifecycle.OnTimeout)))

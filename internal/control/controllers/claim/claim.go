@@ -81,6 +81,8 @@ type Config struct {
 	Events events.EventRecorder
 	// Metrics is optional.
 	Metrics prometheus.Registerer
+	// UpstreamMetrics gets what agent-sandbox's dashboards look for; nil: none does.
+	UpstreamMetrics prometheus.Registerer
 	// Log is optional.
 	Log *slog.Logger
 	// Workers is the number of concurrent reconciles; at most a quarter of them wait for members of one

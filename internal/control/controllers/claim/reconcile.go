@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,8 @@ type reconciler struct {
 	// late reports whether running sandboxes can take variables.
 	late bool
 	took *prometheus.HistogramVec
+	// upstream is the same by agent-sandbox's name.
+	upstream *prometheus.HistogramVec
 	// named holds written claims that the cache may not show yet.
 	named    *assumecache.Claims
 	attempts *attemptCache
@@ -42,18 +45,30 @@ type reconciler struct {
 
 // Metrics registers the metrics of the controller without one, for their reference.
 func Metrics(to prometheus.Registerer) error {
-	_, err := newMetrics(to)
+	_, _, err := newMetrics(to, nil)
 	return err
 }
 
-func newMetrics(to prometheus.Registerer) (*prometheus.HistogramVec, error) {
-	took := prometheus.NewHistogramVec(telemetry.DurationOpts("sandboxclaim", "ready",
+// UpstreamMetrics registers those with agent-sandbox's names.
+func UpstreamMetrics(to prometheus.Registerer) error {
+	_, _, err := newMetrics(nil, to)
+	return err
+}
+
+// newMetrics returns our metric and agent-sandbox's. One whose registerer is nil is not registered.
+func newMetrics(to, upstreamTo prometheus.Registerer) (took, upstream *prometheus.HistogramVec, err error) {
+	took = prometheus.NewHistogramVec(telemetry.DurationOpts("sandboxclaim", "ready",
 		"Time from the first reconcile of a SandboxClaim until its status names its sandbox, by launch of the sandbox: `warm`, from a pool, or `cold`."), []string{"launch"})
-	return took, telemetry.Register(to, took)
+	upstream = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "agent_sandbox_claim_controller_startup_latency_ms",
+		Help:    "The same as barchan_sandboxclaim_ready_seconds, by launch and template of the sandbox.",
+		Buckets: []float64{100, 250, 500, 750, 1000, 1250, 1500, 2000, 2500, 5000, 10000, 30000, 60000, 120000, 240000}, // agent-sandbox's
+	}, []string{"launch_type", "sandbox_template"})
+	return took, upstream, errors.Join(telemetry.Register(to, took), telemetry.Register(upstreamTo, upstream))
 }
 
 func newReconciler(cfg *Config) (*reconciler, error) {
-	took, err := newMetrics(cfg.Metrics)
+	took, upstream, err := newMetrics(cfg.Metrics, cfg.UpstreamMetrics)
 	if err != nil {
 		return nil, fmt.Errorf("claim controller: %w", err)
 	}
@@ -64,7 +79,7 @@ func newReconciler(cfg *Config) (*reconciler, error) {
 		return nil, err
 	}
 	return &reconciler{
-		Config: *cfg, claims: claims, late: cfg.Binder != nil, took: took, named: assumecache.New(cfg.Cache.Claim),
+		Config: *cfg, claims: claims, late: cfg.Binder != nil, took: took, upstream: upstream, named: assumecache.New(cfg.Cache.Claim),
 		attempts: newAttemptCache(), slots: newPoolSlots(cfg.Workers / waitingShare),
 	}, nil
 }
@@ -259,6 +274,7 @@ func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) e
 	launch := s.Labels[agents.LabelLaunchType]
 	took := time.Since(w.known.since)
 	r.took.WithLabelValues(launch).Observe(took.Seconds())
+	r.upstream.WithLabelValues(launch, cmp.Or(s.Annotations[agents.AnnotationTemplateRef], "__unknown__")).Observe(float64(took.Milliseconds()))
 	r.Log.InfoContext(ctx, "claim served", telemetry.Namespace, s.Namespace, telemetry.Name, w.req.Name, telemetry.Sandbox, s.Name, "launch", launch, telemetry.Duration, took)
 	if launch != agents.LaunchWarm { // the status has all that there is to say of a warm one
 		r.recordEvent(w, corev1.EventTypeNormal, "Claimed", fmt.Sprintf("sandbox %s, started %s, is the claim's", s.Name, launch))

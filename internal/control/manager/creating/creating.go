@@ -63,6 +63,8 @@ type Creator struct {
 // Request is a tenant's create. The JSON of its fields is hashed and stored.
 type Request struct {
 	Namespace string
+	// Key is the name of the API key, for the object; empty: none. It does not distinguish requests with an IdempotencyKey.
+	Key string `json:"-"`
 	// Template is a template's name, alias or ID; or a snapshot's ID or name that no template has.
 	Template string
 	// Timeout is the time to live, counted from the moment that the sandbox is ready.

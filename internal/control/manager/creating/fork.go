@@ -30,6 +30,8 @@ const forkTTL = 10 * time.Minute
 // ForkRequest selects a running sandbox and the number of its forks.
 type ForkRequest struct {
 	Namespace, ID string
+	// Key is the name of the API key, for the objects; empty: none.
+	Key string
 	// Count is from 1 to MaxForks.
 	Count int
 	// Timeout is the time to live of each, counted from the moment that it is ready.
@@ -151,7 +153,7 @@ func (cr *Creator) newForks(ctx context.Context, req *ForkRequest, s *agents.San
 	all := make(forks, req.Count)
 	for i := range all {
 		c := &createOp{cr: cr, start: start, Request: &Request{
-			Namespace: req.Namespace, Timeout: req.Timeout, Env: req.Env, Metadata: metadata, Secure: s.Spec.AgentSecured(),
+			Namespace: req.Namespace, Key: req.Key, Timeout: req.Timeout, Env: req.Env, Metadata: metadata, Secure: s.Spec.AgentSecured(),
 		}}
 		policies := cmp.Or(s.Spec.Barchan.DeepCopy(), &agents.BarchanSpec{})
 		c.startFrom(originOf(s), s.Spec.SandboxBlueprint.DeepCopy(), policies, cmp.Or(s.Annotations[agents.AnnotationTemplateRef], s.Name))

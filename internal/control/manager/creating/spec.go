@@ -77,6 +77,9 @@ func (c *createOp) own(s *agents.Sandbox, end *metav1.Time) {
 	if s.Annotations[pool.AnnotationClaimedAt] == "" {
 		s.Annotations[pool.AnnotationClaimedAt] = barchan.ExactNow()
 	}
+	if c.Key != "" {
+		s.Annotations[pool.AnnotationCreatedByKey] = c.Key
+	}
 	c.digest.Mark(s)
 	agents.SetDefaults(s)
 }

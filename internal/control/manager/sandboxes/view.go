@@ -49,6 +49,8 @@ type Sandbox struct {
 	Memory agents.MemoryPlace
 	// MemorySize is the bytes of that memory on disk.
 	MemorySize int64
+	// CreatedByKey is the name of the API key whose request created it; empty: none did.
+	CreatedByKey string
 	// Containers are those besides the first.
 	Containers []agents.ContainerStatus
 	// Operations are the last ones of the node of each type, oldest first.
@@ -84,6 +86,7 @@ func (st *Store) View(s *agents.Sandbox) Sandbox {
 		PublicTraffic: true,
 		OnTimeout:     agents.TimeoutShutdown,
 		VolumeMounts:  sandbox.VolumeMounts(&s.Spec.PodTemplate.Spec),
+		CreatedByKey:  s.Annotations[pool.AnnotationCreatedByKey],
 	}
 	v.State = stateOf(v.Phase)
 	if b := s.Status.Barchan; b != nil {

@@ -247,6 +247,7 @@ export type SandboxDetail = {
   clientID: string;
   containers?: (SandboxContainer)[];
   cpuCount: number;
+  createdByKey?: string;
   diskSizeMB: number;
   domain: string | null;
   endAt: string;

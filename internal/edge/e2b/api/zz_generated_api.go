@@ -585,13 +585,16 @@ type SandboxDetail struct {
 	ClientID            string  `json:"clientID"`
 
 	// Containers Ours. The containers besides the first.
-	Containers      *[]SandboxContainer `json:"containers,omitempty"`
-	CPUCount        int32               `json:"cpuCount"`
-	DiskSizeMB      int64               `json:"diskSizeMB"`
-	Domain          *string             `json:"domain"`
-	EndAt           time.Time           `json:"endAt"`
-	EnvdAccessToken *string             `json:"envdAccessToken,omitempty"`
-	EnvdVersion     string              `json:"envdVersion"`
+	Containers *[]SandboxContainer `json:"containers,omitempty"`
+	CPUCount   int32               `json:"cpuCount"`
+
+	// CreatedByKey Ours. The name of the API key that created the sandbox; absent where none did.
+	CreatedByKey    *string   `json:"createdByKey,omitempty"`
+	DiskSizeMB      int64     `json:"diskSizeMB"`
+	Domain          *string   `json:"domain"`
+	EndAt           time.Time `json:"endAt"`
+	EnvdAccessToken *string   `json:"envdAccessToken,omitempty"`
+	EnvdVersion     string    `json:"envdVersion"`
 	Lifecycle       struct {
 		AutoResume bool                            `json:"autoResume"`
 		OnTimeout  SandboxDetailLifecycleOnTimeout `json:"onTimeout"`

@@ -59,9 +59,10 @@ func (h *Handlers) create(ctx context.Context, b *api.NewSandbox, key *api.Idemp
 	if b.Timeout != nil {
 		timeout = request.Seconds(*b.Timeout)
 	}
-	n := request.Deref(b.Network)
+	n, who := request.Deref(b.Network), request.CallerOf(ctx)
 	req := creating.Request{
-		Namespace:       request.CallerOf(ctx).Namespace,
+		Namespace:       who.Namespace,
+		Key:             who.Key,
 		Template:        b.TemplateID,
 		Timeout:         timeout,
 		Env:             request.Deref(b.EnvVars),

@@ -79,9 +79,9 @@ const defaultForkTimeout = 15 * time.Second
 
 // ForkSandbox is POST /sandboxes/{sandboxID}/fork.
 func (h *Handlers) ForkSandbox(ctx context.Context, r api.ForkSandboxRequestObject) (api.ForkSandboxResponseObject, error) {
-	body := request.Deref(r.Body)
+	body, who := request.Deref(r.Body), request.CallerOf(ctx)
 	req := creating.ForkRequest{
-		Namespace: request.CallerOf(ctx).Namespace, ID: r.SandboxID, Count: 1, Timeout: defaultForkTimeout,
+		Namespace: who.Namespace, Key: who.Key, ID: r.SandboxID, Count: 1, Timeout: defaultForkTimeout,
 		AllowSecrets: request.Deref(body.AllowSecrets), Metadata: request.Deref(body.Metadata), Env: request.Deref(body.EnvVars),
 	}
 	if body.Count != nil {

@@ -56,6 +56,8 @@ func (h *Handlers) detail(ctx context.Context, v sandboxes.Sandbox) api.SandboxD
 		Domain:  request.Optional(request.CallerOf(ctx).Domain),
 		Network: network(v),
 		Memory:  request.Optional(string(v.Memory)),
+
+		CreatedByKey: request.Optional(v.CreatedByKey),
 	}
 	if v.MemorySize > 0 {
 		d.MemoryBytes = &v.MemorySize
