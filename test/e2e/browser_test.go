@@ -75,9 +75,18 @@ func evaluate[T any](b *browser, expression string) T {
 	return v
 }
 
-// click clicks on what an XPath finds, when it is seen.
+// click clicks on what an XPath finds, when it is seen and has stopped moving: chromedp clicks on a point, which it has found before.
 func (b *browser) click(xpath string) {
 	b.t.Helper()
+	quoted, _ := json.Marshal(xpath)
+	b.until(fmt.Sprintf(`new Promise((done) => {
+		const place = () => {
+			const e = document.evaluate(%s, document, null, XPathResult.FIRST_ORDERED_NODE_TYPE, null).singleNodeValue
+			return e && JSON.stringify(e.getBoundingClientRect())
+		}
+		const first = place()
+		setTimeout(() => done(!!first && place() === first), 50)
+	})`, quoted))
 	b.do("click "+xpath, chromedp.Click(xpath, chromedp.NodeVisible))
 }
 
