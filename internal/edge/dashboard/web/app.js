@@ -1,5 +1,5 @@
 // The frame of the page: sign-in, navigation, and which page is shown.
-import { html, render, useState, useEffect, useRef, request, get, send, go, here, useRoute, Link, store, useStore, onSignedOut, Toasts, Refusal } from './lib.js';
+import { html, render, useState, useEffect, useLayoutEffect, useRef, request, get, send, go, here, useRoute, Link, store, useStore, onSignedOut, Toasts, Refusal } from './lib.js';
 import { SandboxesPage } from './sandboxes.js';
 
 const pages = [
@@ -58,7 +58,8 @@ function Shell({ session, onSignOut }) {
   const at = first === 'sandboxes' ? '' : first;
   const main = useRef(null);
   const shown = useRef(route);
-  useEffect(() => {
+  // Before the page is painted: later, it would take the focus from what a quick user has chosen since.
+  useLayoutEffect(() => {
     if (shown.current.split('/').slice(0, 2).join('/') !== route.split('/').slice(0, 2).join('/')) main.current?.focus({ preventScroll: true });
     shown.current = route;
     const page = pages.find((p) => p.path === at);

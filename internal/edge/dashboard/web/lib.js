@@ -1,6 +1,6 @@
 // What all pages share: requests, the watch of sandboxes, the address, formats and small parts.
-import { html, render, useState, useEffect, useRef, useMemo, useCallback } from './vendor/preact.js';
-export { html, render, useState, useEffect, useRef, useMemo, useCallback };
+import { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback } from './vendor/preact.js';
+export { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback };
 
 /** An error that the server has answered. */
 export class Refusal extends Error {
@@ -266,7 +266,7 @@ export async function act(what, work) {
 /** A dialog that Escape closes. */
 export function Dialog({ title, onClose, children, wide }) {
   const ref = useRef(null);
-  useEffect(() => { const d = ref.current; d.showModal(); return () => d.close(); }, []);
+  useLayoutEffect(() => { const d = ref.current; d.showModal(); return () => d.close(); }, []);
   return html`<dialog ref=${ref} class=${wide ? 'wide' : ''} aria-labelledby="dialog-title" onCancel=${(e) => { e.preventDefault(); onClose(); }}
       onClick=${(e) => { if (e.target === ref.current) onClose(); }}>
     <div class="dialog-body">
