@@ -566,7 +566,7 @@ func TestPodTroubles(t *testing.T) {
 	}
 	p.run(pod, "127.0.0.9", waiting)
 	p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, "container main: ImagePullBackOff: no such image")
-	p.await(s, agents.ConditionPodScheduled, metav1.ConditionTrue, "Scheduled", "")
+	p.await(s, agents.ConditionPodScheduled, metav1.ConditionTrue, "PodScheduled", "")
 	p.mu.Lock()
 	p.deaf = true
 	p.mu.Unlock()

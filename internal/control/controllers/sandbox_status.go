@@ -38,7 +38,7 @@ const (
 )
 
 // reasonScheduled is that of the condition PodScheduled.
-const reasonScheduled = "Scheduled"
+const reasonScheduled = "PodScheduled"
 
 // statusOf returns the status for the observed state.
 func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
@@ -107,9 +107,7 @@ func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox
 		if suspended {
 			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, isSuspended)
 			set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, cmp.Or(seen.Message, keptOfAbsent(s)))
-			if meta.IsStatusConditionFalse(status.Conditions, agents.ConditionPodScheduled) { // of a Pod that is gone
-				meta.RemoveStatusCondition(&status.Conditions, agents.ConditionPodScheduled)
-			}
+			meta.RemoveStatusCondition(&status.Conditions, agents.ConditionPodScheduled) // of a Pod that is gone
 		}
 	case sandbox.ContainerExited:
 		reason := agents.ReasonPodFailed
