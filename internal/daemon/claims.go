@@ -335,7 +335,7 @@ func (d *Daemon) objectControllers(warmUps warmpool.WarmUps) []controllerSpec {
 				Binder: d.binder, Events: d.recorder, Metrics: d.metrics,
 			}
 			if d.cfg.Role == config.RoleController {
-				cfg.UpstreamMetrics = d.metrics
+				cfg.UpstreamMetrics, cfg.Annotate = d.metrics, true
 			}
 			return claim.New(cfg)
 		}},

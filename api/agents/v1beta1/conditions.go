@@ -43,6 +43,8 @@ const (
 	AnnotationPodName     = "agents.x-k8s.io/pod-name"
 	AnnotationTemplateRef = "agents.x-k8s.io/sandbox-template-ref"
 	AnnotationSandboxName = "agents.x-k8s.io/sandbox-name"
+	// AnnotationFirstObserved of a SandboxClaim is when a controller first saw it, in RFC 3339 with nanoseconds.
+	AnnotationFirstObserved = "agents.x-k8s.io/controller-first-observed-at"
 )
 
 // AnnotationTransientVolumes of a Pod template names emptyDir volumes, with commas between them, that are no part of a

@@ -55,6 +55,8 @@ type Parts struct {
 	Assumed *assumecache.Sandboxes
 	// Upstream gets the metrics with agent-sandbox's names.
 	Upstream prometheus.Registerer
+	// Annotate has claims get the annotations of which sandbox they have and when they were first seen.
+	Annotate bool
 	// Patience is how long a claim waits for a member that is being created.
 	Patience time.Duration
 }
@@ -96,6 +98,7 @@ func Run(t *testing.T, cfg Config) {
 		{"Promise2ColdTemplateUpdated", false, coldUpdated},
 		{"Waits", false, waits},
 		{"UpstreamMetrics", false, upstreamMetrics},
+		{"Annotations", false, annotations},
 		{"Promise2UpdatedUnderClaims", false, updatedUnderClaims},
 	} {
 		t.Run(test.name, func(t *testing.T) {

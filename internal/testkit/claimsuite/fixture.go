@@ -46,6 +46,7 @@ type options struct {
 	binder    Binder
 	limits    quota.Limits
 	namespace string // of an earlier fixture; empty makes one
+	annotate  bool
 }
 
 // fixture is a controller under test with all that is around it.
@@ -102,7 +103,7 @@ func start(t *testing.T, cfg *Config, opt options) *fixture {
 		w.nodes.Observe(newer)
 	})
 	must(t, err)
-	c, err := cfg.New(Parts{Client: controlled, Cache: w.cache, Picker: p, Binder: opt.binder, Quota: quotas, Assumed: assumed, Events: w.events, Upstream: w.upstream, Patience: eventually.Patience})
+	c, err := cfg.New(Parts{Client: controlled, Cache: w.cache, Picker: p, Binder: opt.binder, Quota: quotas, Assumed: assumed, Events: w.events, Upstream: w.upstream, Annotate: opt.annotate, Patience: eventually.Patience})
 	must(t, err)
 	w.run(c)
 	return w

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -105,6 +106,51 @@ func upstreamMetrics(t *testing.T, cfg *Config) {
 	w.nodes.Holding(nil)
 	w.served(c)
 	want("the cold one is observed", map[string]uint64{"warm blueprint": 1, "cold blueprint": 1})
+}
+
+// annotations: a claim has them once its status names a sandbox. Their write fails where a user has changed the claim since the
+// controller read it, so that no status follows from what the claim was.
+func annotations(t *testing.T, cfg *Config) {
+	began := time.Now()
+	hooks := onStatus(func(_ context.Context, _ client.Client, c *extensions.SandboxClaim) error {
+		if c.Status.Sandbox.Name == "" {
+			return nil
+		}
+		first, err := time.Parse(time.RFC3339Nano, c.Annotations[agents.AnnotationFirstObserved])
+		if err != nil || first.Before(began) || first.After(time.Now()) || c.Annotations[agents.AnnotationSandboxName] != c.Status.Sandbox.Name {
+			t.Errorf("status %+v is written with the annotations %v: %v", c.Status, c.Annotations, err)
+		}
+		if c.Name == "changed" {
+			t.Errorf("the changed claim was served: %+v", c.Status)
+		}
+		return nil
+	})
+	var change, fail sync.Once
+	hooks.Patch = func(ctx context.Context, to client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) (err error) {
+		if obj.GetName() == "changed" {
+			change.Do(func() {
+				other := &extensions.SandboxClaim{}
+				must(t, to.Get(ctx, client.ObjectKeyFromObject(obj), other))
+				other.Spec.Env = []extensions.EnvVar{{Name: "LATE", Value: "1"}}
+				must(t, to.Update(ctx, other))
+			})
+		}
+		if obj.GetName() == "failed" {
+			fail.Do(func() { err = apierrors.NewInternalError(errors.New("the write fails")) })
+		}
+		if err != nil {
+			return err
+		}
+		return to.Patch(ctx, obj, patch, opts...)
+	}
+	w := start(t, cfg, options{hooks: hooks, annotate: true})
+	early := w.refused(w.claim("early"), extensions.ReasonWarmPoolNotFound, poolName)
+	w.pool(w.template(), 3)
+	w.served(early)
+	w.refused(w.claim("changed"), extensions.ReasonEnvVarsRejected, "spec.env")
+	w.served(w.claim("failed"))
+	w.served(w.claim("warm"))
+	w.served(w.claim("cold"))
 }
 
 // observedLatencies returns how many claims of which launch and template agent-sandbox's metric has.

@@ -14,6 +14,8 @@ import (
 // attempt is the progress of a claim without an assigned sandbox. Only the worker of the claim uses it.
 type attempt struct {
 	claim types.UID
+	// seen is the time of the first reconcile.
+	seen time.Time
 	// since is the time of the first reconcile without a user error, and waits the start of the wait for a
 	// member.
 	since, waits time.Time
@@ -82,7 +84,7 @@ func (m *attemptCache) of(req reconcile.Request, claim types.UID) *attempt {
 		if a != nil {
 			defer a.leaveQueue()
 		}
-		a = &attempt{claim: claim}
+		a = &attempt{seen: time.Now(), claim: claim}
 		m.attempts[req] = a
 	}
 	return a

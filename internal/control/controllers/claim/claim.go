@@ -83,6 +83,9 @@ type Config struct {
 	Metrics prometheus.Registerer
 	// UpstreamMetrics gets what agent-sandbox's dashboards look for; nil: none does.
 	UpstreamMetrics prometheus.Registerer
+	// Annotate has claims get agent-sandbox's annotations of which sandbox they have and when a controller first saw them: one more write
+	// of each.
+	Annotate bool
 	// Log is optional.
 	Log *slog.Logger
 	// Workers is the number of concurrent reconciles; at most a quarter of them wait for members of one

@@ -94,6 +94,10 @@ type work struct {
 	op    *claiming.Claim
 	// plan is for the last read version of the template.
 	plan *plan
+	// annotation is a write of the claim that is under way; nil without one.
+	annotation *annotation
+	// annotate begins one.
+	annotate func(sandbox string)
 }
 
 // Reconcile implements [reconcile.Reconciler].
@@ -108,7 +112,11 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, err
 	}
 	w := &work{req: req, claim: r.named.Latest(c), known: r.attempts.of(req, c.UID), late: r.late}
+	w.annotate = func(sandbox string) { r.annotate(ctx, w, sandbox) }
 	result, err := r.step(ctx, w)
+	if failed := w.annotated(); err == nil {
+		err = failed
+	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// A concurrent write: reconcile again when the cache shows it.
 		return reconcile.Result{RequeueAfter: retryFirst}, nil
@@ -142,6 +150,44 @@ func (r *reconciler) step(ctx context.Context, w *work) (result reconcile.Result
 		}
 	}
 	return result, err
+}
+
+// annotation is a write of agent-sandbox's annotations to a claim: which sandbox it has, and when a controller first saw it. It runs
+// beside the write that takes the sandbox, so that the claim is ready no later.
+type annotation struct {
+	sandbox string
+	patched *extensions.SandboxClaim
+	written chan error
+}
+
+// annotate begins that write, unless the claim has the annotations.
+func (r *reconciler) annotate(ctx context.Context, w *work, sandbox string) {
+	if !r.Annotate || w.claim.Annotations[agents.AnnotationSandboxName] == sandbox || w.annotation != nil && w.annotation.sandbox == sandbox {
+		return
+	}
+	_ = w.annotated() // of a sandbox that could not be taken; what failed fails again
+	a := &annotation{sandbox: sandbox, patched: w.claim.DeepCopy(), written: make(chan error, 1)}
+	metav1.SetMetaDataAnnotation(&a.patched.ObjectMeta, agents.AnnotationSandboxName, sandbox)
+	if a.patched.Annotations[agents.AnnotationFirstObserved] == "" {
+		metav1.SetMetaDataAnnotation(&a.patched.ObjectMeta, agents.AnnotationFirstObserved, w.known.seen.UTC().Format(time.RFC3339Nano))
+	}
+	patch := client.MergeFromWithOptions(w.claim, client.MergeFromWithOptimisticLock{})
+	go func() { a.written <- r.Client.Patch(ctx, a.patched, patch) }() // annotated receives it
+	w.annotation = a
+}
+
+// annotated waits for that write, if there is one. No other write of the claim may come before.
+func (w *work) annotated() error {
+	a := w.annotation
+	if a == nil {
+		return nil
+	}
+	w.annotation = nil
+	if err := <-a.written; err != nil {
+		return fmt.Errorf("write the claim's annotations: %w", err)
+	}
+	w.claim = a.patched
+	return nil
 }
 
 // take assigns a sandbox to a claim without one, or records why it has none.
@@ -218,6 +264,7 @@ func (w *work) Warm() bool { return w.plan.cold == "" }
 
 // Adopt implements [claiming.Owner].
 func (w *work) Adopt(member *agents.Sandbox, _ claiming.Template) *agents.Sandbox {
+	w.annotate(member.Name)
 	return w.plan.adopt(member)
 }
 
@@ -225,7 +272,10 @@ func (w *work) Adopt(member *agents.Sandbox, _ claiming.Template) *agents.Sandbo
 func (w *work) Binds() bool { return len(w.plan.env) > 0 }
 
 // New implements [claiming.Owner].
-func (w *work) New(claiming.Template) *agents.Sandbox { return w.plan.fresh() }
+func (w *work) New(claiming.Template) *agents.Sandbox {
+	w.annotate(w.claim.Name)
+	return w.plan.fresh()
+}
 
 // refuse records an error that only a user can fix, and deletes a taken, unassigned sandbox.
 func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
@@ -262,6 +312,7 @@ func (r *reconciler) bind(ctx context.Context, w *work, s *agents.Sandbox) error
 
 // announce writes the sandbox to the claim's status; the assignment is final.
 func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) error {
+	w.annotate(s.Name)
 	_, err := r.write(ctx, w, mirrored(w.claim, s))
 	if apierrors.IsNotFound(err) { // the claim is gone
 		return r.drop(ctx, w, s)

@@ -154,6 +154,9 @@ func (r *reconciler) write(ctx context.Context, w *work, status *extensions.Sand
 	if apiequality.Semantic.DeepEqual(&w.claim.Status, status) {
 		return false, nil
 	}
+	if err := w.annotated(); err != nil {
+		return false, err
+	}
 	c := w.claim.DeepCopy()
 	c.Status = *status
 	if err := r.Client.Status().Update(ctx, c); err != nil {

@@ -15,7 +15,7 @@ func TestSuite(t *testing.T) {
 	claimsuite.Run(t, claimsuite.Config{
 		REST: api.RESTConfig(apiserver.UserAdmin),
 		New: func(p claimsuite.Parts) (claimsuite.Starter, error) {
-			cfg := claim.Config{Client: p.Client, Watched: p.Cache.Informers(), Cache: p.Cache, Picker: p.Picker, Quota: p.Quota, Assumed: p.Assumed, Events: p.Events, UpstreamMetrics: p.Upstream, Patience: p.Patience}
+			cfg := claim.Config{Client: p.Client, Watched: p.Cache.Informers(), Cache: p.Cache, Picker: p.Picker, Quota: p.Quota, Assumed: p.Assumed, Events: p.Events, UpstreamMetrics: p.Upstream, Annotate: p.Annotate, Patience: p.Patience}
 			if p.Binder != nil {
 				cfg.Binder = p.Binder
 			}
