@@ -153,7 +153,10 @@ func (c *Cluster) change(ctx context.Context, before []reference, now record, ob
 			if !takeOver {
 				return nil
 			}
-			return c.stopUpstream(ctx)
+			if err := c.stopUpstream(ctx); err != nil {
+				return err
+			}
+			return c.dropConversions(ctx, objects, versions)
 		},
 		func() error { return c.ensureToken(ctx) },
 		func() error { return c.applyAll(ctx, objects, versions) },
@@ -235,6 +238,9 @@ func (c *Cluster) checkOwners(ctx context.Context, objects []*unstructured.Unstr
 		case !takeOver:
 			return nil, fmt.Errorf("%s is there already, and not Barchan's; --take-over replaces it: %w", kubeobjects.ID(u), errs.ErrConflict)
 		}
+		if err := checkStored(u, have); err != nil {
+			return nil, err
+		}
 	}
 	if takeOver {
 		return versions, nil
@@ -247,6 +253,60 @@ func (c *Cluster) checkOwners(ctx context.Context, objects []*unstructured.Unstr
 		err = nil
 	}
 	return versions, err
+}
+
+// checkStored refuses to replace the definition of a kind that has objects of a version that ours has not: nothing could read them.
+func checkStored(u, have *unstructured.Unstructured) error {
+	stored, _, err := unstructured.NestedStringSlice(have.Object, "status", "storedVersions")
+	if err != nil || u.GetKind() != kindCRD {
+		return err
+	}
+	list, _, err := unstructured.NestedSlice(u.Object, "spec", "versions")
+	if err != nil {
+		return err
+	}
+	served := []string{}
+	for _, v := range list {
+		if v, ok := v.(Values); ok {
+			served = append(served, fmt.Sprint(v["name"]))
+		}
+	}
+	for _, version := range stored {
+		if !slices.Contains(served, version) {
+			return fmt.Errorf("the cluster may have stored objects of %s as %s, and Barchan reads %s alone; while their own controller runs, write each once more (kubectl get %s -A -o json | kubectl replace -f -), then set the versions (kubectl patch crd %s --subresource=status --type=merge -p '{\"status\":{\"storedVersions\":[\"%s\"]}}'): %w",
+				u.GetName(), version, strings.Join(served, ", "), u.GetName(), u.GetName(), served[0], errs.ErrConflict)
+		}
+	}
+	return nil
+}
+
+// dropConversions ends the conversion of kinds by a webhook, which nothing serves any more. Server-side apply would leave it, since it
+// is another's field. It notes the new resourceVersions.
+func (c *Cluster) dropConversions(ctx context.Context, objects []*unstructured.Unstructured, versions map[string]string) error {
+	for _, u := range objects {
+		if u.GetKind() != kindCRD {
+			continue
+		}
+		have, err := c.get(ctx, u)
+		if errors.Is(err, errs.ErrNotFound) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if strategy, _, _ := unstructured.NestedString(have.Object, "spec", "conversion", "strategy"); strategy != "Webhook" {
+			continue
+		}
+		resource, err := c.objects.Resource(u)
+		if err != nil {
+			return err
+		}
+		patched, err := resource.Patch(ctx, u.GetName(), types.MergePatchType, []byte(`{"spec":{"conversion":{"strategy":"None","webhook":null}}}`), metav1.PatchOptions{FieldManager: kubeobjects.FieldManager})
+		if err != nil {
+			return kubeobjects.Error(err)
+		}
+		versions[kubeobjects.ID(u)] = patched.GetResourceVersion()
+	}
+	return nil
 }
 
 // upstream returns agent-sandbox's controller; an errs.ErrNotFound without one. The value controller.name may give ours its name.
