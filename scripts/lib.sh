@@ -53,12 +53,17 @@ step() {
 	doing=''
 }
 
-# go_build WHAT ARGUMENT... runs `go build` and prints every 15 s how many packages are done.
+# go_build [-t] WHAT ARGUMENT... runs `go build`, or with -t `go test -c`, and prints every 15 s how many packages are done.
 go_build() {
-	local what=$1 total
+	local command=(go build) list=(go list -deps) what total
+	if [[ $1 == -t ]]; then
+		command=(go test -c) list+=(-test)
+		shift
+	fi
+	what=$1
 	shift
-	total=$(go list -deps "${@: -1}" | wc -l)
-	go build -v "$@" 2>&1 | build_progress "$what" "$total"
+	total=$("${list[@]}" "${@: -1}" | wc -l)
+	"${command[@]}" -v "$@" 2>&1 | build_progress "$what" "$total"
 }
 
 # build_progress WHAT TOTAL counts the packages that `go build -v` lists, and passes its errors on.

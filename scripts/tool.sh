@@ -6,10 +6,10 @@
 source "$(dirname "$0")/lib.sh"
 
 # recipe NAME sets how a program is built. Programs that are asked for their
-# version are told it, as their own makefiles would do. What prepares is a program of our module that is
+# version are told it, as their own makefiles would do. Of a package whose tests are wanted, the program runs these. What prepares is a program of our module that is
 # run on a copy of the package's module, which is then built instead; our module's patches are applied to one too.
 recipe() {
-	tags='' version='' prepare=''
+	tags='' version='' prepare='' tests=''
 	case $1 in
 	runsc)
 		module=runtimes/gvisor package=gvisor.dev/gvisor/runsc
@@ -57,6 +57,12 @@ recipe() {
 		version=helm.sh/helm/v4/internal/version.version=$(pinned helm.sh/helm/v4)
 		;;
 	kwok) module=tools/kwok package=sigs.k8s.io/kwok/cmd/kwok ;; # plays kubelets
+	# agent-sandbox's own, to test against and to measure beside.
+	agent-sandbox-controller) agent_sandbox_module cmd/agent-sandbox-controller ;;
+	agent-sandbox-router) agent_sandbox_module sandbox-router/cmd ;;
+	agent-sandbox-e2e) agent_sandbox_module test/e2e test ;;
+	agent-sandbox-e2e-extensions) agent_sandbox_module test/e2e/extensions test ;;
+	agent-sandbox-client) agent_sandbox_module clients/go/sandbox test integration ;;
 	coredns) module=tools/coredns package=. ;; # the DNS of a Kubernetes, in tests
 	pebble) module=tools/pebble package=github.com/letsencrypt/pebble/v2/cmd/pebble ;;
 	golangci-lint) module=tools package=github.com/golangci/golangci-lint/v2/cmd/golangci-lint ;;
@@ -70,6 +76,12 @@ recipe() {
 containerd_module() {
 	module=runtimes/containerd package=github.com/containerd/containerd/v2/$1
 	version=github.com/containerd/containerd/v2/version.Version=$(pinned github.com/containerd/containerd/v2)
+}
+
+# agent_sandbox_module PACKAGE [test [TAG]] sets what the programs of agent-sandbox's module share. With test the program is
+# that of the package's tests.
+agent_sandbox_module() {
+	module=tools/agent-sandbox package=sigs.k8s.io/agent-sandbox/$1 tests=${2:-} tags=${3:-}
 }
 
 # cni_module PLUGIN sets what the CNI plugins share. In the cache their names begin with cni-,
@@ -91,7 +103,7 @@ stamp() {
 		[[ $package != . ]] || find "$module" -name '*.go' -print0 | sort -z | xargs -0 cat
 		[[ -z $prepare ]] || cat "$module/$prepare"/*.go
 		[[ ! -d $module/patches ]] || cat "$module/patches"/*.patch
-		echo "$package $tags $version${prepare:+ $prepare}"
+		echo "$package $tags $version${prepare:+ $prepare}${tests:+ tests}"
 		go env GOVERSION GOARCH
 	} | sha256sum | cut -d' ' -f1
 }
@@ -103,7 +115,7 @@ build() {
 		export GOFLAGS="$GOFLAGS -buildvcs=false"
 		cd "$module"
 		[[ -z $prepare && ! -d patches ]] || prepared
-		go_build "build $name" -ldflags "-s -w ${version:+-X $version}" -tags "$tags" -o "$scratch/$name" "$package"
+		go_build ${tests:+-t} "build $name" -ldflags "-s -w ${version:+-X $version}" -tags "$tags" -o "$scratch/$name" "$package"
 	)
 	mv -f "$scratch/$name" "$BIN_DIR/$name"
 	rm -rf "$scratch"

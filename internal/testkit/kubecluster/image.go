@@ -27,6 +27,8 @@ const PodImage = "barchan.test/pod:1"
 type Image struct {
 	// Name is a whole reference, such as barchan.test/pod:1.
 	Name string
+	// Root is a tar of a root file system, below Files; empty: none.
+	Root string
 	// Files are executable files to copy into the image, by their absolute paths there.
 	Files map[string]string
 	// Config has the command, environment and user.
@@ -44,14 +46,19 @@ func WriteImage(t testing.TB, img Image) (ociTar string) {
 }
 
 func (i Image) write(path string) error {
-	layer, err := i.layer()
+	layers, err := i.layers()
 	if err != nil {
 		return err
+	}
+	var ids []digest.Digest
+	var described []ocispec.Descriptor
+	for _, layer := range layers { // they are not compressed
+		ids, described = append(ids, digest.FromBytes(layer)), append(described, descriptor(ocispec.MediaTypeImageLayer, layer))
 	}
 	platform := ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH}
 	config, err := json.Marshal(ocispec.Image{
 		Platform: platform, Config: i.Config,
-		RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
+		RootFS: ocispec.RootFS{Type: "layers", DiffIDs: ids},
 	})
 	if err != nil {
 		return err
@@ -60,7 +67,7 @@ func (i Image) write(path string) error {
 	manifest, err := json.Marshal(ocispec.Manifest{
 		Versioned: version, MediaType: ocispec.MediaTypeImageManifest,
 		Config: descriptor(ocispec.MediaTypeImageConfig, config),
-		Layers: []ocispec.Descriptor{descriptor(ocispec.MediaTypeImageLayer, layer)},
+		Layers: described,
 	})
 	if err != nil {
 		return err
@@ -75,7 +82,7 @@ func (i Image) write(path string) error {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	files := []tarFile{{"oci-layout", 0o644, []byte(`{"imageLayoutVersion":"1.0.0"}`)}, {"index.json", 0o644, index}}
-	for _, b := range [][]byte{layer, config, manifest} {
+	for _, b := range append(layers, config, manifest) {
 		files = append(files, tarFile{"blobs/sha256/" + digest.FromBytes(b).Encoded(), 0o644, b})
 	}
 	for _, f := range files {
@@ -89,8 +96,20 @@ func (i Image) write(path string) error {
 	return os.WriteFile(path, out.Bytes(), 0o600)
 }
 
-// layer is the only one of the image, uncompressed.
-func (i Image) layer() ([]byte, error) {
+func (i Image) layers() (all [][]byte, err error) {
+	if i.Root != "" {
+		root, err := os.ReadFile(i.Root)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, root)
+	}
+	files, err := i.files()
+	return append(all, files), err
+}
+
+// files is the layer of Files.
+func (i Image) files() ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	for _, dir := range []string{"tmp/", "etc/"} {

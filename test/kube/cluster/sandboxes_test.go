@@ -591,7 +591,7 @@ func (b *barchan) trySDK(api, gateway, program string) (string, error) {
 func (b *barchan) replicas() (urls []string) {
 	b.Helper()
 	eventually.True(b, "a replica is ready", func() bool {
-		ips := b.kubectl("get", "endpointslices", "-n", system, "-l", "kubernetes.io/service-name=barchan", "-o", "jsonpath={.items[0].endpoints[?(@.conditions.ready==true)].addresses[0]}")
+		ips := b.kubectl("get", "endpointslices", "-A", "-l", "kubernetes.io/service-name=barchan", "-o", "jsonpath={.items[0].endpoints[?(@.conditions.ready==true)].addresses[0]}")
 		for ip := range strings.FieldsSeq(ips) {
 			urls = append(urls, "http://"+net.JoinHostPort(ip, "7700")) // there is no kube-proxy
 		}
@@ -614,7 +614,7 @@ func (b *barchan) apply(manifests string) {
 func shell(t *testing.T) map[string]string {
 	t.Helper()
 	files := map[string]string{"/bin/sh": "/bin/bash"}
-	for _, program := range []string{"/bin/bash", "/bin/sleep", "/bin/cat"} {
+	for _, program := range []string{"/bin/bash", "/bin/cat", "/bin/echo", "/bin/sleep"} {
 		files[program] = program
 		out, err := exec.CommandContext(t.Context(), "ldd", program).CombinedOutput()
 		if err != nil {
