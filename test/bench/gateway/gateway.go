@@ -28,6 +28,7 @@ const (
 	addedP50Bar, addedP99Bar = 0.3, 2.0 // ms over direct
 	requestsBar              = 0.7      // of haproxy's
 	largeBar                 = 0.8      // of haproxy's
+	routerBar                = 5.0      // of agent-sandbox's
 	idleConnBar              = 20.0     // KiB
 	lookupBar                = 200.0    // ns
 )
@@ -111,6 +112,9 @@ func requests(ctx context.Context, b *harness.Bench, f *lineup) error {
 		b.Report.Add("gateway", "small requests, "+w.name, "req/s", rates[w.name])
 	}
 	b.Report.Add("gateway", "small requests, barchan over haproxy", "", over(rates["barchan"], rates["haproxy"])).AtLeast(requestsBar)
+	if len(rates[router]) > 0 {
+		b.Report.Add("gateway", "small requests, barchan over "+router, "", over(rates["barchan"], rates[router])).AtLeast(routerBar)
+	}
 	return nil
 }
 

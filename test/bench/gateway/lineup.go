@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/test/bench/proc"
 )
 
-// lineup is a backend with three proxies before it, each a process of its own.
+// lineup is a backend with proxies before it, each a process of its own.
 type lineup struct {
 	dir  string
 	ways []*way
@@ -36,7 +37,8 @@ type lineup struct {
 type way struct {
 	name, addr string
 	host       string // that requests name
-	pid        int    // of the process that listens; 0 for direct
+	headers    []string
+	pid        int // of the process that listens; 0 for direct
 }
 
 // packages has, for each program of others, the package that Debian has it in.
@@ -143,7 +145,34 @@ func newLineup(ctx context.Context, dir string) (_ *lineup, err error) {
 			return nil, err
 		}
 	}
+	if err := f.startRouter(ctx, backend); err != nil {
+		return nil, err
+	}
 	return f, f.startGateway(ctx, backend)
+}
+
+// router is the name of agent-sandbox's router, which is written in Go since v0.5.
+const router = "agent-sandbox's router"
+
+// startRouter starts agent-sandbox's router, where it has been built: scripts/tool.sh agent-sandbox-router does so. Its clients name the
+// address of the sandbox, whose port may be on loopback where a flag allows that. It finds the sandbox by nothing else here.
+func (f *lineup) startRouter(ctx context.Context, backend string) error {
+	program := filepath.Join(cmp.Or(os.Getenv("BARCHAN_CACHE"), "/var/cache/barchan"), "bin", "agent-sandbox-router")
+	if _, err := os.Stat(program); err != nil {
+		return nil //nolint:nilerr // it takes minutes to build, and the other proxies are there
+	}
+	addr, err := harness.FreeAddr(ctx)
+	if err != nil {
+		return err
+	}
+	w, err := f.start(ctx, router, addr, program, "-http-bind-address="+addr, "-metrics-bind-address=127.0.0.1:0", "-health-probe-bind-address=127.0.0.1:0",
+		"-allow-loopback-pod-ip", "-cache-enabled=false", "-zap-log-level=error")
+	if err != nil {
+		return err
+	}
+	host, port, err := net.SplitHostPort(backend)
+	w.headers = []string{"X-Sandbox-ID: bench", "X-Sandbox-Pod-IP: " + host, "X-Sandbox-Port: " + port}
+	return err
 }
 
 func (f *lineup) startGateway(ctx context.Context, backend string) error {
@@ -277,7 +306,7 @@ func Serve(ctx context.Context, addr string) error {
 
 // get is the request of a path, as bytes.
 func (w *way) get(path string) []byte {
-	return []byte("GET " + path + " HTTP/1.1\r\nHost: " + w.host + "\r\n\r\n")
+	return []byte("GET " + path + " HTTP/1.1\r\n" + strings.Join(append([]string{"Host: " + w.host}, w.headers...), "\r\n") + "\r\n\r\n")
 }
 
 func (w *way) dial(ctx context.Context) (net.Conn, error) {
@@ -286,8 +315,11 @@ func (w *way) dial(ctx context.Context) (net.Conn, error) {
 
 // wrk returns requests a second.
 func (w *way) wrk(ctx context.Context, conns int, d time.Duration) (float64, error) {
-	out, err := exec.CommandContext(ctx, "wrk", "-t1", "-c"+strconv.Itoa(conns), "-d"+strconv.Itoa(int(d.Seconds()))+"s",
-		"-H", "Host: "+w.host, "http://"+w.addr+"/").CombinedOutput()
+	args := []string{"-t1", "-c" + strconv.Itoa(conns), "-d" + strconv.Itoa(int(d.Seconds())) + "s", "-H", "Host: " + w.host}
+	for _, h := range w.headers {
+		args = append(args, "-H", h)
+	}
+	out, err := exec.CommandContext(ctx, "wrk", append(args, "http://"+w.addr+"/")...).CombinedOutput()
 	if err != nil {
 		return 0, fmt.Errorf("wrk: %w: %s", err, out)
 	}
