@@ -124,7 +124,7 @@ spec: {replicas: 2, sandboxTemplateRef: {name: base}}
 	b.kubectl("wait", "-n", agentSandboxSystem, "--for=condition=Available", "--timeout=1s", "deployment/agent-sandbox-controller")
 	b.kubectl(append(crd, `{"status":{"storedVersions":["v1beta1"]}}`)...)
 	b.install(append(args[1:], "--take-over")...)
-	b.T.Logf("doctor printed:\n%s", b.cluster("doctor"))
+	t.Logf("doctor printed:\n%s", b.cluster("doctor"))
 	if out := b.kubectl("get", "crd", "-o", `jsonpath={range .items[?(@.spec.group!="barchan.dev")]}{.spec.conversion.strategy} {.spec.versions[*].name},{end}`); out != strings.Repeat("None v1beta1,", 4) {
 		t.Errorf("kinds are served as %q, want v1beta1 alone, without conversion", out)
 	}
