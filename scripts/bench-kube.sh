@@ -17,7 +17,7 @@ while (($#)); do
 		mkdir "$scratch/peer"
 		ln -s "$BIN_DIR/agent-sandbox-controller" "$scratch/peer/controller"
 		ln -s "$(cd tools/agent-sandbox && go list -m -f '{{.Dir}}' sigs.k8s.io/agent-sandbox)/k8s/crds" "$scratch/peer/crds"
-		arguments+=("$scratch/peer" -peer-args '-leader-elect=false -extensions')
+		arguments+=("$scratch/peer" -peer-args '-leader-elect=false -extensions -enable-webhook=false')
 		shift
 	fi
 	shift
