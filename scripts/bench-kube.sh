@@ -14,10 +14,10 @@ while (($#)); do
 	arguments+=("$1")
 	if [[ $1 =~ ^--?peer$ && ${2:-} == agent-sandbox ]]; then
 		scripts/tool.sh agent-sandbox-controller
-		mkdir "$scratch/peer"
-		ln -s "$BIN_DIR/agent-sandbox-controller" "$scratch/peer/controller"
-		ln -s "$(cd tools/agent-sandbox && go list -m -f '{{.Dir}}' sigs.k8s.io/agent-sandbox)/k8s/crds" "$scratch/peer/crds"
-		arguments+=("$scratch/peer" -peer-args '-leader-elect=false -extensions -enable-webhook=false')
+		mkdir "$scratch/agent-sandbox"
+		ln -s "$BIN_DIR/agent-sandbox-controller" "$scratch/agent-sandbox/controller"
+		ln -s "$(cd tools/agent-sandbox && go list -m -f '{{.Dir}}' sigs.k8s.io/agent-sandbox)/k8s/crds" "$scratch/agent-sandbox/crds"
+		arguments+=("$scratch/agent-sandbox" -peer-args '-leader-elect=false -extensions -enable-webhook=false')
 		shift
 	fi
 	shift

@@ -332,7 +332,7 @@ func (d *Daemon) objectControllers(warmUps warmpool.WarmUps) []controllerSpec {
 		{"claims", func() (controller, error) {
 			cfg := claim.Config{
 				Log: d.cfg.Log, Client: d.cache.Live(), Watched: d.cache.Informers(), Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed,
-				Binder: d.binder, Events: d.recorder, Metrics: d.metrics,
+				Binder: d.binder, Events: d.recorder, Metrics: d.metrics, Tracing: d.tracing(),
 			}
 			if d.cfg.Role == config.RoleController {
 				cfg.UpstreamMetrics, cfg.Annotate = d.metrics, true

@@ -20,6 +20,7 @@ func (d *Daemon) makeDashboard(ctx context.Context, rest http.Handler) (err erro
 		Visit: func(ctx context.Context, id sandbox.ID) (*gateway.Visit, error) { return d.gateway.Visit(ctx, id) },
 		Agent: func(s *agents.Sandbox) (*envd.Client, error) { return d.binder.Agent(s) },
 		About: dashboard.About{Version: d.cfg.Version, Node: d.cfg.NodeName, Role: d.cfg.Role, StartedAt: d.started},
+		Reachable: d.cfg.Reachable,
 	}
 	if d.podLogs != nil {
 		cfg.FollowLog = d.podLogs.Follow

@@ -143,8 +143,8 @@ func (c *collector) has(t *testing.T, want ...string) {
 	})
 }
 
-// TestTraces has a server and its node, two processes, export to a real collector: a create, a claim and a request that wakes are
-// one trace each.
+// TestTraces has a server and its node, two processes, export to a real collector: a create, claims and a request that wakes
+// are one trace each.
 func TestTraces(t *testing.T) {
 	skipInFast(t) // the first build of the collector takes minutes
 	t.Parallel()
@@ -177,6 +177,14 @@ func TestTraces(t *testing.T) {
 		}
 		c.has(t, "barchan: POST /", "barchan: create sandbox", "barchan: claim member", "barchan: agent init")
 		c.has(t, "barchan: POST /", "barchan: create sandbox", "barchan-node: node bind")
+	})
+	t.Run("SandboxClaim", func(t *testing.T) {
+		front := front.in(t)
+		front.mustKubectl(fmt.Sprintf(claimManifest, "traced", "claim"), "apply", "-f", "-")
+		front.mustKubectl("", "wait", "--for=condition=Ready", "sandboxclaim/traced", patience)
+		c.has(t, "barchan: serve SandboxClaim", "barchan: agent init")
+		c.has(t, "barchan: serve SandboxClaim", "barchan-node: node bind")
+		front.mustKubectl("", "delete", "sandboxclaim", "traced", patience)
 	})
 	t.Run("request that wakes", func(t *testing.T) {
 		front := front.in(t)

@@ -32,7 +32,19 @@ func StartSpan(ctx context.Context, name string, opts ...trace.SpanStartOption) 
 	if !parent.SpanContext().IsSampled() {
 		return ctx, func(error) {}
 	}
-	ctx, span := parent.TracerProvider().Tracer(scope).Start(ctx, name, opts...)
+	return start(ctx, parent.TracerProvider(), name, opts)
+}
+
+// StartTrace is StartSpan by a given provider, also where ctx has no span: for work that no request began. A nil provider makes none.
+func StartTrace(ctx context.Context, provider trace.TracerProvider, name string, opts ...trace.SpanStartOption) (_ context.Context, end func(error)) {
+	if provider == nil {
+		return ctx, func(error) {}
+	}
+	return start(ctx, provider, name, opts)
+}
+
+func start(ctx context.Context, provider trace.TracerProvider, name string, opts []trace.SpanStartOption) (_ context.Context, end func(error)) {
+	ctx, span := provider.Tracer(scope).Start(ctx, name, opts...)
 	return ctx, func(err error) {
 		if err != nil {
 			span.SetStatus(codes.Error, "")
@@ -44,6 +56,11 @@ func StartSpan(ctx context.Context, name string, opts ...trace.SpanStartOption) 
 // OfSandbox is the attribute of a span for the ID of its sandbox.
 func OfSandbox(id string) trace.SpanStartEventOption {
 	return trace.WithAttributes(attribute.String("barchan.sandbox", id))
+}
+
+// OfClaim is the attribute of a span for the namespace and name of its SandboxClaim.
+func OfClaim(claim string) trace.SpanStartEventOption {
+	return trace.WithAttributes(attribute.String("barchan.claim", claim))
 }
 
 // Annotated is an object of the API.

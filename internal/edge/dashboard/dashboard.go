@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -65,7 +66,9 @@ type Config struct {
 	// Conditions are what is wrong with the server; nil: nothing ever is.
 	Conditions func() []health.Condition
 	About      About
-	Log        *slog.Logger
+	// Reachable are the private ranges that the setting of that name opens to all sandboxes.
+	Reachable []netip.Prefix
+	Log       *slog.Logger
 	// Audit records sign-ins, terminals, signed URLs and changes of files; nil records nothing.
 	Audit *auditlog.Log
 }

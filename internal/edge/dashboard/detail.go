@@ -57,7 +57,7 @@ func (s *Server) sandboxDetail(w http.ResponseWriter, r *http.Request, who calle
 	v := s.cfg.View(o)
 	d := map[string]any{
 		"row": s.rowOf(o), "timeline": s.timeline(r.Context(), o), "conditions": o.Status.Conditions, "node": o.Status.NodeName,
-		"addresses": o.Status.PodIPs, "publicTraffic": v.PublicTraffic, "network": v.Network, "autoResume": v.AutoResume,
+		"addresses": o.Status.PodIPs, "publicTraffic": v.PublicTraffic, "network": v.Network, "reachable": s.cfg.Reachable, "autoResume": v.AutoResume,
 		"onTimeout": v.OnTimeout, "volumeMounts": v.VolumeMounts, "diskMB": v.Size.DiskMB, "memorySize": v.MemorySize, "now": time.Now(),
 		"containers": containersOf(o), "secured": o.Spec.AgentSecured(),
 	}

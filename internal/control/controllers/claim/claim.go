@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
@@ -86,6 +87,8 @@ type Config struct {
 	// Annotate has claims get agent-sandbox's annotations of which sandbox they have and when a controller first saw them: one more write
 	// of each.
 	Annotate bool
+	// Tracing makes a trace of each time that a claim is served or found to wait; nil: none.
+	Tracing trace.TracerProvider
 	// Log is optional.
 	Log *slog.Logger
 	// Workers is the number of concurrent reconciles; at most a quarter of them wait for members of one

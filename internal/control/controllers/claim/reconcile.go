@@ -191,7 +191,9 @@ func (w *work) annotated() error {
 }
 
 // take assigns a sandbox to a claim without one, or records why it has none.
-func (r *reconciler) take(ctx context.Context, w *work) (reconcile.Result, error) {
+func (r *reconciler) take(ctx context.Context, w *work) (_ reconcile.Result, err error) {
+	ctx, end := telemetry.StartTrace(ctx, r.Tracing, "serve SandboxClaim", telemetry.OfClaim(w.req.String()))
+	defer func() { end(err) }()
 	if w.known.since.IsZero() {
 		w.known.since = time.Now()
 	}
@@ -216,7 +218,7 @@ func (r *reconciler) take(ctx context.Context, w *work) (reconcile.Result, error
 			return reconcile.Result{}, err
 		}
 	}
-	_, err := r.write(ctx, w, waiting(w.claim, extensions.ReasonClaimReconcilerFailed,
+	_, err = r.write(ctx, w, waiting(w.claim, extensions.ReasonClaimReconcilerFailed,
 		fmt.Sprintf("spec.env: %d sandboxes did not take the variables and were replaced; it is tried again: %s", bindTries, errs.Text(fault))))
 	return reconcile.Result{}, errors.Join(err, fault)
 }

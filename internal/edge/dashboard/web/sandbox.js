@@ -438,6 +438,13 @@ function Decides({ id }) {
       ${state.error && html`<${Fault} error=${state.error} />`}</form>`;
 }
 
+/** A rule of a NetworkPolicy, in words. */
+function egressOf({ to, ports }) {
+  const peer = (p) => p.ipBlock ? p.ipBlock.cidr + (p.ipBlock.except?.length ? ' without ' + p.ipBlock.except.join(', ') : '') : 'Pods and namespaces by their labels';
+  const port = (p) => (p.protocol ?? 'TCP') + (p.port === undefined ? '' : ' ' + p.port + (p.endPort ? '–' + p.endPort : ''));
+  return `${to?.length ? to.map(peer).join('; ') : 'all destinations'}, ${ports?.length ? ports.map(port).join(', ') : 'all ports'}`;
+}
+
 function Network({ id, data, again, row }) {
   const [form, setForm] = useState(null);
   const [error, setError] = useState(null);
@@ -453,7 +460,8 @@ function Network({ id, data, again, row }) {
     } catch (e) { setError(e); }
   };
   const rules = [
-    ['private and reserved ranges, the host, other sandboxes', 'denied', 'the operator’s rules for all sandboxes; the setting “reachable” opens ranges'],
+    ...(data.reachable ?? []).map((x) => [x, 'allowed', 'the operator’s setting “reachable”, for all sandboxes']),
+    ['private and reserved ranges, the host, other sandboxes', 'denied', 'the operator’s rules for all sandboxes'],
     ...(n.allowOut ?? []).map((x) => [x, 'allowed', 'an address or name of the policy’s allow list; it wins over the deny list']),
     ...(n.denyOut ?? []).map((x) => [x, 'denied', 'the policy’s deny list']),
     ['other public addresses', internet && !(n.denyOut ?? []).includes('0.0.0.0/0') ? 'allowed' : 'denied', internet ? 'the default' : 'the policy has no internet access'],
@@ -462,7 +470,8 @@ function Network({ id, data, again, row }) {
       <div class="wide-table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th scope="col">Destination</th><th scope="col">Verdict</th><th scope="col">Which rule decides</th></tr></thead><tbody>
       ${rules.map(([to, verdict, why]) => html`<tr key=${to + verdict}><td class="mono">${to}</td><td><b class=${verdict === 'allowed' ? 'phase-running' : 'phase-dead'}>${verdict}</b></td><td class="muted">${why}</td></tr>`)}
       </tbody></table></div>
-      ${data.networkPolicy && html`<p class="muted">The template’s network policy restricts it further: ${(data.networkPolicy.egress ?? []).length} egress rules; a packet leaves only where both allow it.</p>`}
+      ${data.networkPolicy && html`<p class="muted">The networkPolicy of the template restricts it further; a packet leaves only where both allow it. ${data.networkPolicy.egress?.length ? 'That allows:' : 'That allows nothing.'}</p>
+        <ul>${(data.networkPolicy.egress ?? []).map((r) => html`<li class="mono">${egressOf(r)}</li>`)}</ul>`}
       <${Decides} id=${id} /></section>
     <section class="panel" aria-label="Change the policy"><h2>Change it</h2>
       ${form ? html`<form class="form" onSubmit=${save}>
