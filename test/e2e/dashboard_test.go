@@ -374,6 +374,7 @@ func (b *browser) endSandbox(id string) {
 	b.until(`document.querySelectorAll(".tall .row").length === 0`)
 	b.open("sandboxes/" + id)
 	b.shows("does not exist any more")
+	b.shows("It was killed at ")
 	b.until(`/Created[^]*Paused[^]*Resumed[^]*Ended\s+ran [0-9.]+ (ms|s|min|h) with 2 CPU/.test(document.querySelector(".events")?.innerText)`)
 	b.looks("ended")
 }

@@ -45,10 +45,12 @@ const happened = { created: 'Created', updated: 'Changed', paused: 'Paused', res
 /** What the server recorded of a sandbox that is gone. */
 function Ended({ id }) {
   const { data, error } = usePoll('rest/events/sandboxes/' + id + '?orderAsc=true&limit=100', 0);
+  const gone = usePoll('rest/sandboxes/' + id, 0); // for some minutes the answer says why
   const list = data ?? [];
   if (error?.status === 400) return html`<${Empty} title="There is no such sandbox"><p class="mono">${id}</p><p>This is not the ID of one.</p><//>`;
   const detail = ({ eventData: d }) => d?.execution ? `ran ${millis(d.execution.execution_time)} with ${d.execution.vcpu_count} CPU, ${bytes(d.execution.memory_mb * 2 ** 20)}` : d?.snapshot_id ?? Object.keys(d ?? {}).filter((k) => k.startsWith('set_')).map((k) => k.slice(4)).join(', ');
-  return html`<${Empty} title="This sandbox does not exist any more"><p class="mono">${id}</p><p>It was killed, its time was up, or its program ended.</p><//>
+  const why = gone.error?.message.split(' it has ended: ')[1];
+  return html`<${Empty} title="This sandbox does not exist any more"><p class="mono">${id}</p><p>${why ? why[0].toUpperCase() + why.slice(1) : 'It was killed, its time was up, or its program ended'}.</p><//>
     ${list.length > 0 && html`<section class="panel" aria-label="What became of it"><h2>What became of it</h2><div class="wide-table" tabindex="0" role="group" aria-label="Table"><table class="events"><thead><tr><th scope="col">Time</th><th scope="col">Event</th><th scope="col">Detail</th></tr></thead><tbody>
       ${list.map((e) => html`<tr key=${e.id}><td>${day(e.timestamp)}</td><td><b>${happened[e.type.split('.').pop()] ?? e.type}</b></td><td class="muted">${detail(e)}</td></tr>`)}
     </tbody></table></div></section>`}
