@@ -27,7 +27,7 @@ func testDashboard(t *testing.T, s *server) {
 	b.readRest(key, id)
 	b.openPrivatePort(key)
 	b.open("sandboxes/" + id)
-	b.changeState()
+	b.changeState(id)
 	b.otherPages()
 	b.readBuild(key)
 	b.useSnapshot(key)
@@ -108,6 +108,10 @@ func (b *browser) watchList(key, id string) {
 	b.until(`document.querySelectorAll(".tall .row").length === 1`)
 	other := b.create(key, "base")
 	b.until(fmt.Sprintf(`document.querySelector('[data-id=%s]')?.innerText.includes("Running")`, other))
+	order := `[...document.querySelectorAll(".tall .row")].map((r) => r.dataset.id)`
+	newestFirst := b.value(order)
+	b.click(`//span[@role="columnheader"]/button[starts-with(normalize-space(),"Age")]`)
+	b.until(fmt.Sprintf(`String(%s.reverse()) === %q && document.querySelector("[aria-sort=ascending]") !== null`, order, newestFirst))
 	b.do("search", chromedp.KeyEvent("/"))
 	b.until(`document.activeElement.type === "search"`)
 	evaluate[bool](b, `(document.activeElement.select(), true)`) // DevTools types the slash, too, which a keyboard would not
@@ -214,7 +218,7 @@ func (b *browser) openPrivatePort(key string) {
 }
 
 // changeState uses the buttons.
-func (b *browser) changeState() {
+func (b *browser) changeState(id string) {
 	b.click(button("Pause"))
 	b.shows("Paused, in memory")
 	b.click(button("Resume"))
@@ -223,6 +227,9 @@ func (b *browser) changeState() {
 	b.shows("is ready")
 	b.click(button("Fork"))
 	b.shows("1 fork runs")
+	b.click(`//a[.="Sandboxes"][ancestor::nav]`)
+	b.click(fmt.Sprintf(`//div[@data-id and not(@data-id=%q)]//a`, id))
+	b.until(fmt.Sprintf(`document.querySelector(".facts-list a")?.getAttribute("href") === "/ui/sandboxes/%s"`, id))
 }
 
 func (b *browser) otherPages() {
@@ -239,6 +246,11 @@ func (b *browser) otherPages() {
 		}
 		b.looks(page.name)
 	}
+	b.open("nowhere")
+	b.shows("There is no such page")
+	b.looks("not-found")
+	b.open("sandboxes/nowhere")
+	b.shows("There is no such sandbox")
 	b.click(`//header//a[.="Templates"]`)
 	b.click(`//td//a[contains(.,"base")]`)
 	b.until(`[...document.querySelectorAll(".revisions tbody tr")].some((r) => r.innerText.includes("current") && r.cells[4].innerText === "1")`)
@@ -362,6 +374,7 @@ func (b *browser) endSandbox(id string) {
 	b.until(`document.querySelectorAll(".tall .row").length === 0`)
 	b.open("sandboxes/" + id)
 	b.shows("does not exist any more")
+	b.shows("It was killed at ")
 	b.until(`/Created[^]*Paused[^]*Resumed[^]*Ended\s+ran [0-9.]+ (ms|s|min|h) with 2 CPU/.test(document.querySelector(".events")?.innerText)`)
 	b.looks("ended")
 }

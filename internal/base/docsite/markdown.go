@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"path"
 	"strings"
+	"unicode"
 
 	"github.com/yuin/goldmark"
 	"github.com/yuin/goldmark/ast"
@@ -142,7 +143,14 @@ func writeWords(w *strings.Builder, root ast.Node, content []byte) {
 			}
 		case *ast.String:
 			w.Write(n.Value)
-		case *ast.CodeBlock, *ast.FencedCodeBlock:
+		case *ast.FencedCodeBlock:
+			if string(n.Language(content)) == languageDrawing { // what is no word draws
+				isWord := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
+				w.WriteString(strings.Join(strings.FieldsFunc(string(n.Lines().Value(content)), func(r rune) bool { return !isWord(r) }), " "))
+				break
+			}
+			w.Write(n.Lines().Value(content))
+		case *ast.CodeBlock:
 			w.Write(n.Lines().Value(content))
 		}
 		return ast.WalkContinue, nil

@@ -203,6 +203,10 @@ func TestIndex(t *testing.T) {
 	if !slices.Contains(list, want) {
 		t.Errorf("the index has %+v, want %+v among it", list, want)
 	}
+	drawn := string(build(t, sample("```goat\n+-----+\n| a b |\n+-----+\n```\n")).Files[indexFile])
+	if !strings.Contains(drawn, " c a b\"") {
+		t.Errorf("the index has not the words of a drawing alone: %s", drawn)
+	}
 }
 
 func TestWrite(t *testing.T) {

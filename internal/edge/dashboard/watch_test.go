@@ -147,6 +147,11 @@ func testTimeline(t *testing.T) {
 	if at < 0 || !told[at].At.Equal(ended.Add(530*time.Millisecond)) {
 		t.Errorf("a condition of the second in which the create ended: %+v, want it at the end", told)
 	}
+	known.Status.Conditions[0] = metav1.Condition{Type: agents.ConditionSuspended, Status: metav1.ConditionTrue, Message: "on disk since", LastTransitionTime: metav1.NewTime(ended)}
+	told = timeline.Of(known, time.Now(), nil)
+	if at := slices.IndexFunc(told, func(m timeline.Moment) bool { return m.What == agents.ConditionSuspended }); at < 0 || told[at].Detail != "" {
+		t.Errorf("a message of now is told of then: %+v", told)
+	}
 	s.Observe(nil, func() *agents.Sandbox {
 		old := box("team", "old", true)
 		old.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))

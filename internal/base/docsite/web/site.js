@@ -13,7 +13,7 @@ const IN_PAGE = 3, IN_HEADING = 5, SATURATION = 1.2, BY_LENGTH = 0.4;
 // The least share of the weight of all terms that a section must have, and that of the best one below which a note says so.
 const LEAST = 0.4, MOST = 0.75;
 // Words of a question that say nothing of what is asked for, unless there is no other.
-const STOP = new Set("a about an and are as at be by can could did do does for from get give has have how i if in into is it its me my not of on or our should so such that the their then there these they this to was were what when where which while who why will with would you your".split(" "));
+const STOP = new Set("a about an and are as at be by can could did do does for from get give has have how i if in into is it its me my not of on or our see should so such that the their then there these they this to was were what when where which while who why will with would you your".split(" "));
 // The fewest letters that are left of a word without its ending.
 const STEM = 4;
 

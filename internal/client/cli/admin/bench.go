@@ -79,7 +79,7 @@ func runBench(cmd *cobra.Command, args ...string) error {
 	}
 	program = filepath.Join(filepath.Dir(program), benchProgram)
 	if _, err := os.Stat(program); err != nil {
-		return fmt.Errorf("%w; it is part of the package of Barchan, and `make bench` builds it in a source tree: %w", err, errs.ErrUnavailable)
+		return fmt.Errorf("%w; it is part of the package of Barchan, and `scripts/build.sh bench` builds it in a source tree: %w", err, errs.ErrUnavailable)
 	}
 	child := exec.CommandContext(cmd.Context(), program, args...)
 	child.Stdout, child.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()

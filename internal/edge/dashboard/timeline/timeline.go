@@ -142,7 +142,11 @@ func conditions(o *agents.Sandbox, since time.Time) (all []Moment) {
 				at = end
 			}
 		}
-		all = append(all, Moment{At: at, What: c.Type, Detail: c.Message, Source: FromCondition})
+		m := Moment{At: at, What: c.Type, Detail: c.Message, Source: FromCondition}
+		if c.Type == agents.ConditionSuspended { // its message is of where the memory is now
+			m.Detail = ""
+		}
+		all = append(all, m)
 	}
 	return all
 }

@@ -70,7 +70,7 @@ function Shell({ session, onSignOut }) {
   else if (at === '') body = html`<${SandboxesPage} session=${session} />`;
   else {
     const page = pages.find((p) => p.path === at);
-    body = page ? html`<${Later} load=${page.load} rest=${rest} session=${session} key=${at} />` : html`<h1>Not found</h1><p>There is no such page. <${Link} to="">Show the sandboxes<//>.</p>`;
+    body = page ? html`<${Later} load=${page.load} rest=${rest} session=${session} key=${at} />` : html`<div class="page"><h1>Not found</h1><p>There is no such page. <${Link} to="">Show the sandboxes<//>.</p></div>`;
   }
   return html`
     <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); main.current.focus(); }}>Skip to the content</a>

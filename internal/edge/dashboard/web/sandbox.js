@@ -27,7 +27,7 @@ export default function SandboxPage({ id, tab }) {
       <span>Template <b>${shown.template ?? '–'}</b></span>
       <span><b>${shown.cpus}</b> CPU, <b>${bytes(shown.memoryMB * 2 ** 20)}</b></span>
       <span title=${day(shown.created)}>Created <b>${span(Math.max(0, now - Date.parse(shown.created)))}</b> ago</span>
-      <span>${shown.ends ? html`Ends <b title=${day(shown.ends)}>in ${span(Math.max(0, Date.parse(shown.ends) - now))}</b>` : 'Never ends'}${data && html` <span>(then ${data.onTimeout === 'Pause' ? 'pauses' : 'is removed'})</span>`}</span>
+      <span>${shown.ends ? html`Ends <b title=${day(shown.ends)}>in ${span(Math.max(0, Date.parse(shown.ends) - now))}</b>${data && html` <span>(then ${data.onTimeout === 'Pause' ? 'pauses' : 'is removed'})</span>`}` : 'Never ends'}</span>
       ${data?.node && html`<span>Node <b>${data.node}</b></span>`}
       ${data?.addresses?.[0] && html`<span>Address <b class="mono">${data.addresses.map((a) => a.ip ?? a).join(', ')}</b></span>`}
     </p>
@@ -45,9 +45,12 @@ const happened = { created: 'Created', updated: 'Changed', paused: 'Paused', res
 /** What the server recorded of a sandbox that is gone. */
 function Ended({ id }) {
   const { data, error } = usePoll('rest/events/sandboxes/' + id + '?orderAsc=true&limit=100', 0);
+  const gone = usePoll('rest/sandboxes/' + id, 0); // for some minutes the answer says why
   const list = data ?? [];
+  if (error?.status === 400) return html`<${Empty} title="There is no such sandbox"><p class="mono">${id}</p><p>This is not the ID of one.</p><//>`;
   const detail = ({ eventData: d }) => d?.execution ? `ran ${millis(d.execution.execution_time)} with ${d.execution.vcpu_count} CPU, ${bytes(d.execution.memory_mb * 2 ** 20)}` : d?.snapshot_id ?? Object.keys(d ?? {}).filter((k) => k.startsWith('set_')).map((k) => k.slice(4)).join(', ');
-  return html`<${Empty} title="This sandbox does not exist any more"><p class="mono">${id}</p><p>It was killed, its time was up, or its program ended.</p><//>
+  const why = gone.error?.message.split(' it has ended: ')[1];
+  return html`<${Empty} title="This sandbox does not exist any more"><p class="mono">${id}</p><p>${why ? why[0].toUpperCase() + why.slice(1) : 'It was killed, its time was up, or its program ended'}.</p><//>
     ${list.length > 0 && html`<section class="panel" aria-label="What became of it"><h2>What became of it</h2><div class="wide-table" tabindex="0" role="group" aria-label="Table"><table class="events"><thead><tr><th scope="col">Time</th><th scope="col">Event</th><th scope="col">Detail</th></tr></thead><tbody>
       ${list.map((e) => html`<tr key=${e.id}><td>${day(e.timestamp)}</td><td><b>${happened[e.type.split('.').pop()] ?? e.type}</b></td><td class="muted">${detail(e)}</td></tr>`)}
     </tbody></table></div></section>`}
@@ -122,7 +125,7 @@ function Facts({ data, row }) {
   const now = useNow(10000);
   const list = [
     ['Runtime', data.runtime], ['Image', data.image && html`<span class="mono" title=${data.image}>${data.containers?.[0]?.Image || data.image}</span>`], ['Started', row.launch === 'warm' ? 'from a warm pool' : row.launch === 'cold' ? 'cold' : undefined],
-    ['From', row.from && html`snapshot <span class="mono">${row.from}</span>`], ['Started at', data.startedAt && day(data.startedAt)], [row.phase === 'Paused' ? 'It holds' : 'This run takes', costs(data, row, now)], ['Exit code', data.exitCode],
+    ['From', row.from && (row.parent ? html`a fork of <${Link} to=${'sandboxes/' + row.parent}>${store.rows.get(row.parent)?.name ?? row.parent}<//>` : html`snapshot <span class="mono">${row.from}</span>`)], ['Started at', data.startedAt && day(data.startedAt)], [row.phase === 'Paused' ? 'It holds' : 'This run takes', costs(data, row, now)], ['Exit code', data.exitCode],
     ['Traffic', data.publicTraffic ? 'public: anyone with the ID reaches its ports' : 'private: needs its token or a signed URL'],
     ['Wakes', data.autoResume ? 'yes, by traffic' : 'no, a client resumes it'], ['Idle', data.idle && `${data.idle.action ?? 'Pause'} after ${span(data.idle.afterSeconds * 1000)} without traffic`],
     ['Disk', data.diskMB && bytes(data.diskMB * 2 ** 20)],
@@ -161,6 +164,7 @@ function Charts({ id, row, running }) {
     return () => { abort.abort(); clearTimeout(timer); };
   }, [id, running]);
   const list = samples.current;
+  if (!running && !list.length) return null;
   const last = list[list.length - 1];
   const average = (value) => list.reduce((sum, s) => sum + value(s), 0) / list.length;
   const chart = (name, color, unit, value, most, text) => html`<section class="panel chart" aria-label=${name}><h2>${name} <span>${last ? text(last) : running ? 'measuring…' : 'not running'}</span></h2>
@@ -189,7 +193,7 @@ function Plot({ label, color, unit, times, values, most }) {
       const axis = { stroke: css.getPropertyValue('--muted'), grid: { stroke: css.getPropertyValue('--line'), width: 1 }, ticks: { show: false }, font: '11px ' + css.getPropertyValue('--font') };
       const stroke = css.getPropertyValue(color);
       plot.current = new UPlot({
-        width: box.current.clientWidth, height: 130, padding: [8, 8, 0, 0], cursor: { y: false }, legend: { show: false },
+        width: box.current.clientWidth, height: 130, padding: [8, 26, 0, 0], cursor: { y: false }, legend: { show: false },
         scales: { x: { time: true, range: (u) => { const end = u.data[0].at(-1) ?? Date.now() / 1000; return [Math.min(u.data[0][0] ?? end, end - 20), end]; } }, y: { range: (u, min, max) => [0, Math.max(max * 1.25, u.most ?? 0, 1)] } },
         axes: [{ ...axis, space: 70, size: 24, values: (u, all) => all.map((t) => clock(t * 1000)) }, { ...axis, size: 66, space: 34, values: (u, all) => all.map(unit) }],
         series: [{}, { stroke, width: 2, fill: stroke.trim() + '22', points: { show: (u) => u.data[0].length === 1 } }],
@@ -265,7 +269,7 @@ function Logs({ id, row, data, running }) {
     </div>
     ${state.error && html`<${Fault} error=${state.error} />`}
     ${alive ? html`<pre class="log" ref=${box} tabindex="0" aria-label="Log" onScroll=${scrolled}>${shown.slice(-2000).map((l) => html`<span class=${l.source === 'agent' ? 'agent' : l.stream}><span class="at">${clock(l.timestamp)} </span>${l.line}${'\n'}</span>`)}</pre>`
-      : html`<${Empty} title=${'The sandbox is ' + row.phase.toLowerCase()}><p>Its log can be read while it runs.</p><//>`}`;
+      : html`<${Empty} title=${'The sandbox is ' + row.phase.toLowerCase()}><p>${row.phase === 'Dead' ? 'Its log has ended with it. A program without a restartPolicy leaves its sandbox, and the log, after its end.' : 'Its log can be read while it runs.'}</p><//>`}`;
 }
 
 // Terminal.
@@ -434,7 +438,7 @@ function Decides({ id }) {
         <p><label for="trace-protocol">Protocol</label><select id="trace-protocol" value=${form.protocol} onChange=${set('protocol')}><option>tcp</option><option>udp</option><option>icmp</option></select></p>
         <button disabled=${state.busy}>Ask</button>
       </div>
-      <div role="status">${a && html`<p><b class=${a.verdict === 'refused' ? 'phase-dead' : 'phase-running'}>${a.verdict}</b> ${a.destination}, ${a.protocol} ${a.port}: <span class="rule">${a.rule}</span><br /><span class="muted">From ${sources[a.source] ?? a.source}. Nothing was sent.</span></p>`}</div>
+      <div role="status">${a && html`<p><b class=${a.verdict === 'refused' ? 'phase-dead' : 'phase-running'}>${a.verdict}</b> ${a.destination}, ${a.protocol}${a.protocol === 'icmp' ? '' : ' ' + a.port}: <span class="rule">${a.rule}</span><br /><span class="muted">From ${sources[a.source] ?? a.source}. Nothing was sent.</span></p>`}</div>
       ${state.error && html`<${Fault} error=${state.error} />`}</form>`;
 }
 

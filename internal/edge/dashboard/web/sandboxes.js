@@ -185,7 +185,7 @@ export function SandboxesPage({ session }) {
   const version = useStore();
   const [text, setText] = useState('');
   const [group, setGroup] = useState(0);
-  const [order, setOrder] = useState('created');
+  const [order, setOrder] = useState({ by: 'created', back: false });
   const [marked, setMarked] = useState(() => new Set());
   const [creates, setCreates] = useState(false);
   const search = useRef(null);
@@ -199,7 +199,8 @@ export function SandboxesPage({ session }) {
       if (!matches(r, words)) continue;
       groups.forEach((g, i) => { if (g.test(r)) { counts[i]++; if (i === group) found.push(r); } });
     }
-    found.sort(orders[order]);
+    const sort = orders[order.by];
+    found.sort(order.back ? (a, b) => sort(b, a) : sort);
     return { rows: found, counts };
   }, [version, text, group, order]);
   const chosen = marked.size ? rows.filter((r) => marked.has(r.id)) : [];
@@ -218,8 +219,9 @@ export function SandboxesPage({ session }) {
     return () => removeEventListener('keydown', key);
   }, []);
   const mark = (id, on) => setMarked((old) => { const next = new Set(old); if (on) next.add(id); else next.delete(id); return next; });
-  const head = (name, label, extra = '') => html`<span role="columnheader" class=${extra} aria-sort=${order === name ? (name === 'created' ? 'descending' : 'ascending') : 'none'}>
-    <button class="sort" onClick=${() => setOrder(name)}>${label}${order === name ? html`<span aria-hidden="true"> ${name === 'created' ? '↓' : '↑'}</span>` : ''}</button></span>`;
+  const down = (order.by === 'created') !== order.back;
+  const head = (name, label, extra = '') => html`<span role="columnheader" class=${extra} aria-sort=${order.by !== name ? 'none' : down ? 'descending' : 'ascending'}>
+    <button class="sort" onClick=${() => setOrder({ by: name, back: order.by === name && !order.back })}>${label}${order.by === name ? html`<span aria-hidden="true"> ${down ? '↓' : '↑'}</span>` : ''}</button></span>`;
 
   return html`<div class="page list-page">
     <${Title} name="Sandboxes" docs="concepts.html" button=${html`<button class="primary" onClick=${() => setCreates(true)} aria-keyshortcuts="n">New sandbox</button>`}>Isolated environments, each with files, processes and a network of its own, in which agents run code.<//>
