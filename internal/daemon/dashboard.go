@@ -17,9 +17,9 @@ func (d *Daemon) makeDashboard(ctx context.Context, rest http.Handler) (err erro
 	cfg := dashboard.Config{
 		Keys: d.manager.Keys, Cache: d.cache, Objects: d.cache.Informers(), Live: d.cache.Live(), REST: rest, View: d.manager.Sandboxes.View, Template: d.manager.Templates.Get,
 		Quotas: d.quotas, Conditions: d.health.Conditions, Domain: d.cfg.Domains[0], Log: d.cfg.Log, Audit: d.audit,
-		Visit: func(ctx context.Context, id sandbox.ID) (*gateway.Visit, error) { return d.gateway.Visit(ctx, id) },
-		Agent: func(s *agents.Sandbox) (*envd.Client, error) { return d.binder.Agent(s) },
-		About: dashboard.About{Version: d.cfg.Version, Node: d.cfg.NodeName, Role: d.cfg.Role, StartedAt: d.started},
+		Visit:     func(ctx context.Context, id sandbox.ID) (*gateway.Visit, error) { return d.gateway.Visit(ctx, id) },
+		Agent:     func(s *agents.Sandbox) (*envd.Client, error) { return d.binder.Agent(s) },
+		About:     dashboard.About{Version: d.cfg.Version, Node: d.cfg.NodeName, Role: d.cfg.Role, StartedAt: d.started},
 		Reachable: d.cfg.Reachable,
 	}
 	if d.podLogs != nil {

@@ -97,6 +97,16 @@ func (o *processOptions) check(cmd *cobra.Command, a *app.App) error {
 	return nil
 }
 
+// checkUnused refuses what is set for a command where there is none.
+func (o *processOptions) checkUnused(cmd *cobra.Command) error {
+	for _, name := range []string{"env", "workdir", "user", "interactive", "tty", "no-stdin", "detach"} {
+		if cmd.Flags().Changed(name) {
+			return app.Usage(cmd, fmt.Errorf("--%s: it is for a command, and there is none; add `-- COMMAND`, or leave it out: %w", name, errs.ErrInvalid))
+		}
+	}
+	return nil
+}
+
 // process runs one command in a sandbox.
 type process struct {
 	app   *app.App

@@ -71,8 +71,8 @@ func RunCommand(a *app.App) *cobra.Command {
 			"  barchan run --from base:mh8x2k1qabcd -- ps\n" +
 			"  seq 500 | barchan run --parallel 20 -- python3 -c 'print({}**2)'",
 		Args: func(cmd *cobra.Command, args []string) error {
-			if o.keep {
-				return nil
+			if o.keep && len(args) == 0 {
+				return o.checkUnused(cmd)
 			}
 			return app.AtLeast("COMMAND")(cmd, args)
 		},
