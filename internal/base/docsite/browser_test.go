@@ -78,6 +78,7 @@ func answers(ctx context.Context, t *testing.T, root string) {
 		"How do I see the logs of my sandbox?":               "sandboxes.html#logs",
 		"How do I set environment variables?":                "sandboxes.html#variables-of-the-environment",
 		"Can I use multiple machines?":                       "comparison.html#what-barchan-lacks",
+		"Does it run on Ubuntu or ARM?":                      "operations.html#requirements",
 		"How can I run 5000 evaluations in parallel?":        "tutorial-evaluation.html",
 		"Is it safe to run untrusted code?":                  "security.html",
 		"What happens when the server crashes?":              "concepts.html#what-happens-at-a-fault",
