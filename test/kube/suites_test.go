@@ -103,7 +103,7 @@ func TestClaims(t *testing.T) {
 	claimsuite.Run(t, claimsuite.Config{
 		REST: cfg, NoCollector: true,
 		New: func(p claimsuite.Parts) (claimsuite.Starter, error) {
-			cfg := claim.Config{Client: p.Client, Watched: p.Cache.Informers(), Cache: p.Cache, Picker: p.Picker, Quota: p.Quota, Assumed: p.Assumed, Events: p.Events, UpstreamMetrics: p.Upstream, Patience: p.Patience}
+			cfg := claim.Config{Client: p.Client, Watched: p.Cache.Informers(), Cache: p.Cache, Picker: p.Picker, Quota: p.Quota, Assumed: p.Assumed, Events: p.Events, UpstreamMetrics: p.Upstream, Annotate: p.Annotate, Patience: p.Patience}
 			if p.Binder != nil {
 				cfg.Binder = p.Binder
 			}
