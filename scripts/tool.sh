@@ -5,8 +5,8 @@
 #   scripts/tool.sh runsc containerd
 source "$(dirname "$0")/lib.sh"
 
-# recipe NAME sets how a program is built. Programs that are asked for their
-# version are told it, as their own makefiles would do. Of a package whose tests are wanted, the program runs these. What prepares is a program of our module that is
+# recipe NAME sets how a program is built. Programs that print their version get it from the linker, as from their own makefiles. With
+# tests, the program is that of the package's tests. What prepares is a program of our module that is
 # run on a copy of the package's module, which is then built instead; our module's patches are applied to one too.
 recipe() {
 	tags='' version='' prepare='' tests=''

@@ -32,8 +32,8 @@ const (
 	AnnotationClaimedAt = "barchan.dev/claimed-at"
 	// AnnotationClaimedBy is the identity of the process that claimed a member: a replica, or the leader of the controllers.
 	AnnotationClaimedBy = "barchan.dev/claimed-by"
-	// AnnotationCreatedByKey is the name of the API key whose request created a sandbox. It is for people: whoever may change the
-	// sandbox may change it.
+	// AnnotationCreatedByKey is the name of the API key whose request created a sandbox. It is for people: a user who may
+	// change the sandbox may change it.
 	AnnotationCreatedByKey = "barchan.dev/created-by-key"
 	// AnnotationClaimWaits is what a claim waited for before its sandbox was written, in the form of [Waits].
 	AnnotationClaimWaits = "barchan.dev/claim-waits"

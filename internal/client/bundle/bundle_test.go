@@ -32,7 +32,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/bundle"
 	"github.com/barchan-dev/barchan/internal/client/kubeobjects"
 	"github.com/barchan-dev/barchan/internal/config"
-	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 )
 
 // plant begins every secret of these tests.
@@ -210,14 +210,7 @@ func serveAdmin(t *testing.T, settings *config.Resolved) {
 
 func startKube(t *testing.T) dynamic.Interface {
 	t.Helper()
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
+	api := embedded.Listen(t, "127.0.0.1:0")
 	cfg, err := clientcmd.BuildConfigFromFlags("", api.AdminKubeconfig())
 	if err != nil {
 		t.Fatal(err)

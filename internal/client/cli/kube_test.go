@@ -18,10 +18,9 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/pool"
-	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/resources"
-	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -48,14 +47,7 @@ spec:
 // TestObjects drives the commands that go over the Kubernetes API against the
 // real API server on its real etcd.
 func TestObjects(t *testing.T) {
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
+	api := embedded.Listen(t, "127.0.0.1:0")
 	s := newServer(t, nil)
 	s.status.Addresses.Kubeconfig = api.AdminKubeconfig()
 	t.Run("apply", s.testApply)

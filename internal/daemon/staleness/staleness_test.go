@@ -24,6 +24,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/testkit/embedded"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -83,14 +84,7 @@ func TestProofRules(t *testing.T) {
 // are written, so that only bookmarks show its progress; then the watch stalls beside a server that
 // responds, and recovers.
 func TestProofOverHTTP(t *testing.T) {
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
+	api := embedded.Listen(t, "127.0.0.1:0")
 	const stale = 12 * time.Second
 	started, watches := time.Now(), NewShortWatches(stale)
 	var stall atomic.Bool

@@ -150,7 +150,7 @@ func testTimeline(t *testing.T) {
 	known.Status.Conditions[0] = metav1.Condition{Type: agents.ConditionSuspended, Status: metav1.ConditionTrue, Message: "on disk since", LastTransitionTime: metav1.NewTime(ended)}
 	told = timeline.Of(known, time.Now(), nil)
 	if at := slices.IndexFunc(told, func(m timeline.Moment) bool { return m.What == agents.ConditionSuspended }); at < 0 || told[at].Detail != "" {
-		t.Errorf("a message of now is told of then: %+v", told)
+		t.Errorf("a past condition has the present message: %+v", told)
 	}
 	s.Observe(nil, func() *agents.Sandbox {
 		old := box("team", "old", true)
