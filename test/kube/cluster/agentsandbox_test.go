@@ -23,8 +23,8 @@ const agentSandboxSystem = "agent-sandbox-system"
 // Deployment by name.
 func TestAgentSandbox(t *testing.T) {
 	b := &barchan{T: t, bin: kubeinstall.Build(t)}
-	suites := []string{kubecluster.FindProgram(t, "agent-sandbox-e2e"), kubecluster.FindProgram(t, "agent-sandbox-e2e-extensions")}
 	b.Cluster = kubecluster.Start(t, kubecluster.Config{Nodes: 1})
+	suites := []string{kubecluster.FindProgram(t, "agent-sandbox-e2e"), kubecluster.FindProgram(t, "agent-sandbox-e2e-extensions")}
 	files := shell(t)
 	b.ImportImage(t, kubecluster.WriteImage(t, kubecluster.Image{Name: shellImage, Files: files}))
 	b.ImportImage(t, kubecluster.WriteImage(t, kubecluster.Image{Name: "docker.io/library/busybox:1.36", Files: files}))
@@ -91,8 +91,8 @@ spec: {replicas: 1, sandboxTemplateRef: {name: base}, barchan: {templateNamespac
 // TestTakeOver installs Barchan over agent-sandbox as that is installed, with its objects in use.
 func TestTakeOver(t *testing.T) {
 	b := &barchan{T: t, bin: kubeinstall.Build(t)}
-	controller := kubecluster.FindProgram(t, "agent-sandbox-controller")
 	b.Cluster = kubecluster.Start(t, kubecluster.Config{Nodes: 1})
+	controller := kubecluster.FindProgram(t, "agent-sandbox-controller")
 	b.ImportImage(t, kubecluster.WriteImage(t, kubecluster.Image{Name: shellImage, Files: shell(t)}))
 	b.registry()
 	b.installAgentSandbox(controller)
