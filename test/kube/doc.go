@@ -4,7 +4,7 @@
 // alone; each server that they start has an address, a directory and certificates of its own
 // and is gone when its test ends.
 //
-// There is no controller-manager: nothing collects garbage and no namespace goes away, so what
-// depends on either is tested on the embedded server, which does both itself. Nothing enforces NetworkPolicies either: tests
-// verify their content.
+// The suites run beside Kubernetes' own controllers where make test-kube has built these. Elsewhere there is no
+// controller-manager: nothing collects garbage and no namespace goes away, so what depends on either is tested on the embedded
+// server, which does both itself. Nothing enforces NetworkPolicies: tests verify their content.
 package kube

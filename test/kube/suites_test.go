@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"os"
 	"testing"
 
 	"k8s.io/client-go/rest"
@@ -14,14 +15,25 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/controllers/warmup"
 	"github.com/barchan-dev/barchan/internal/testkit/checkpointsuite"
 	"github.com/barchan-dev/barchan/internal/testkit/claimsuite"
+	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
 	"github.com/barchan-dev/barchan/internal/testkit/poolsuite"
 	"github.com/barchan-dev/barchan/internal/testkit/running"
 )
 
+// startWithControllers returns how an administrator reaches an API server that has our CRDs. Where make test-kube has built them,
+// Kubernetes' controllers run beside it, with the garbage collector.
+func startWithControllers(t *testing.T) (cfg *rest.Config, controllers bool) {
+	t.Helper()
+	if os.Getenv("TEST_PART") != "kube" {
+		return startKube(t), false
+	}
+	return kubecluster.Start(t, kubecluster.Config{Install: func(cfg *rest.Config) { install(t, cfg) }}).REST, true
+}
+
 // TestPools: the controller of pools does on Kubernetes what it does on the embedded server.
 func TestPools(t *testing.T) {
-	cfg := startKube(t)
-	poolsuite.Run(t, poolsuite.Config{REST: cfg, Start: startPools})
+	cfg, controllers := startWithControllers(t)
+	poolsuite.Run(t, poolsuite.Config{REST: cfg, Start: startPools, Collects: controllers})
 }
 
 // startPools runs a cache and the controller of pools.
@@ -43,7 +55,7 @@ func startPools(t *testing.T, cfg *rest.Config, tuning poolsuite.Tuning) (stop f
 // TestCheckpoints: the controllers of checkpoints and warm-ups do on Kubernetes what they do on the
 // embedded server.
 func TestCheckpoints(t *testing.T) {
-	cfg := startKube(t)
+	cfg, _ := startWithControllers(t)
 	checkpointsuite.Run(t, checkpointsuite.Config{
 		REST: cfg, Start: func(t *testing.T, node *checkpointsuite.Node, tuning checkpointsuite.Tuning) func() {
 			return startCheckpoints(t, cfg, node, tuning)
@@ -99,9 +111,9 @@ func startSandboxes(t *testing.T, cfg *rest.Config, machine *checkpointsuite.Mac
 
 // TestClaims: the controller of claims does on Kubernetes what it does on the embedded server.
 func TestClaims(t *testing.T) {
-	cfg := startKube(t)
+	cfg, controllers := startWithControllers(t)
 	claimsuite.Run(t, claimsuite.Config{
-		REST: cfg, NoCollector: true,
+		REST: cfg, NoCollector: !controllers,
 		New: func(p claimsuite.Parts) (claimsuite.Starter, error) {
 			cfg := claim.Config{Client: p.Client, Watched: p.Cache.Informers(), Cache: p.Cache, Picker: p.Picker, Quota: p.Quota, Assumed: p.Assumed, Events: p.Events, UpstreamMetrics: p.Upstream, Annotate: p.Annotate, Patience: p.Patience}
 			if p.Binder != nil {

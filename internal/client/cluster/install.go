@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -261,15 +262,9 @@ func checkStored(u, have *unstructured.Unstructured) error {
 	if err != nil || u.GetKind() != kindCRD {
 		return err
 	}
-	list, _, err := unstructured.NestedSlice(u.Object, "spec", "versions")
+	served, err := versionsOf(u)
 	if err != nil {
 		return err
-	}
-	served := []string{}
-	for _, v := range list {
-		if v, ok := v.(Values); ok {
-			served = append(served, fmt.Sprint(v["name"]))
-		}
 	}
 	for _, version := range stored {
 		if !slices.Contains(served, version) {
@@ -390,21 +385,53 @@ func (c *Cluster) applyAll(ctx context.Context, objects []*unstructured.Unstruct
 	return nil
 }
 
+// awaitDefinitions waits until the API server serves the kinds and tells clients so, which it does later.
 func (c *Cluster) awaitDefinitions(ctx context.Context, definitions []*unstructured.Unstructured) error {
 	for _, u := range definitions {
 		err := wait.PollUntilContextCancel(ctx, pollInterval/5, true, func(ctx context.Context) (bool, error) {
 			have, err := c.get(ctx, u)
-			if err != nil {
+			if err != nil || !conditionTrue(have, "Established") {
 				return false, err
 			}
-			return conditionTrue(have, "Established"), nil
+			return c.discovered(have)
 		})
 		if err != nil {
 			return fmt.Errorf("wait for %s: %w", kubeobjects.ID(u), err)
 		}
 	}
-	c.objects.Forget()
 	return nil
+}
+
+// discovered reports whether discovery has the kind of a definition in all its versions.
+func (c *Cluster) discovered(definition *unstructured.Unstructured) (bool, error) {
+	group, _, err := unstructured.NestedString(definition.Object, "spec", "group")
+	kind, _, kindErr := unstructured.NestedString(definition.Object, "spec", "names", "kind")
+	versions, versionsErr := versionsOf(definition)
+	if err := errors.Join(err, kindErr, versionsErr); err != nil {
+		return false, err
+	}
+	for _, v := range versions {
+		u := &unstructured.Unstructured{}
+		u.SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: v, Kind: kind})
+		if _, err := c.objects.Resource(u); errors.Is(err, errs.ErrInvalid) {
+			c.objects.Forget()
+			return false, nil
+		} else if err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// versionsOf returns the names of a definition's versions.
+func versionsOf(definition *unstructured.Unstructured) (names []string, err error) {
+	list, _, err := unstructured.NestedSlice(definition.Object, "spec", "versions")
+	for _, v := range list {
+		if v, ok := v.(Values); ok {
+			names = append(names, fmt.Sprint(v["name"]))
+		}
+	}
+	return names, err
 }
 
 func conditionTrue(u *unstructured.Unstructured, kind string) bool {

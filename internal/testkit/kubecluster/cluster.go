@@ -27,14 +27,13 @@ import (
 
 // Addresses within the namespaces of each cluster.
 const (
-	// NodeIP is the address of the API server and of the node.
+	// NodeIP is the address of the API server and of the first node.
 	NodeIP = "172.30.0.1"
 	// ServiceIP is that of the Service kubernetes.default. It is an address of the API server's
 	// own port, so that it answers without a kube-proxy.
 	ServiceIP   = "10.96.0.1"
 	dnsIP       = "10.96.0.10" // of the DNS of a cluster with a node
 	serviceCIDR = "10.96.0.0/16"
-	podCIDR     = "10.244.0.0/24"
 	apiPort     = "443"
 )
 
@@ -42,7 +41,7 @@ const apiServer = "kube-apiserver"
 
 // Config selects the size of a cluster.
 type Config struct {
-	// Nodes is how many nodes run Pods: none, so that Pods stay pending, or one.
+	// Nodes is how many nodes run Pods: none, so that Pods stay pending, one or two.
 	Nodes int
 	// Install, unless nil, creates objects before the controllers start. They know the kinds of CRDs that
 	// are established by then; of later ones the garbage collector learns tens of seconds later.
@@ -59,12 +58,11 @@ type Cluster struct {
 	// Client is a client of REST.
 	Client kubernetes.Interface
 
-	dir      string
+	machine
 	etcd     *clientv3.Client
 	etcdURL  string
-	ns       *namespaces
 	ca       *authority
-	node     *node // nil without one
+	nodes    []*node
 	programs []*program
 	undo     undo
 
@@ -77,8 +75,8 @@ type Cluster struct {
 // that leave Kubernetes out.
 func Start(t testing.TB, cfg Config) *Cluster {
 	t.Helper()
-	if cfg.Nodes < 0 || cfg.Nodes > 1 {
-		t.Fatalf("a cluster of %d nodes: only none or one", cfg.Nodes)
+	if cfg.Nodes < 0 || cfg.Nodes > 2 {
+		t.Fatalf("a cluster of %d nodes: at most two", cfg.Nodes)
 	}
 	skip(t, cfg)
 	c := &Cluster{}
@@ -145,7 +143,7 @@ func (c *Cluster) start(t testing.TB, cfg Config) (err error) {
 		return err
 	}
 	if cfg.Nodes > 0 {
-		if err := c.startNode(t); err != nil {
+		if err := c.startNodes(t, cfg.Nodes); err != nil {
 			return err
 		}
 	}
@@ -155,7 +153,7 @@ func (c *Cluster) start(t testing.TB, cfg Config) (err error) {
 		return errors.Join(err, c.alive())
 	})
 	if cfg.Nodes > 0 {
-		c.awaitNode(t)
+		c.awaitNodes(t)
 	}
 	return nil
 }
@@ -169,22 +167,16 @@ func (c *Cluster) startNamespaces(t testing.TB) error {
 	if err != nil {
 		return fmt.Errorf("make namespaces: %w", err)
 	}
-	c.ns = ns
+	c.ns, c.address = ns, NodeIP
 	c.undo.add(ns.end)
 	if err := ns.mount(c.dir, binDir()); err != nil {
 		return err
 	}
-	for _, args := range [][]string{
-		{"link", "set", "lo", "up"},
-		{"address", "add", NodeIP + "/32", "dev", "lo"},
-		{"address", "add", ServiceIP + "/32", "dev", "lo"},
-		{"address", "add", dnsIP + "/32", "dev", "lo"},
-	} {
-		if out, err := ns.command(t.Context(), "ip", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("ip %v: %w: %s", args, err, out)
-		}
+	failures := []error{c.ip(t.Context(), "link", "set", "lo", "up")}
+	for _, address := range []string{NodeIP, ServiceIP, dnsIP} {
+		failures = append(failures, c.ip(t.Context(), "address", "add", address+"/32", "dev", "lo"))
 	}
-	return nil
+	return errors.Join(failures...)
 }
 
 // startServer starts the API server, and what clients reach it by.
@@ -192,7 +184,7 @@ func (c *Cluster) startServer(ctx context.Context) (err error) {
 	if c.ca, err = newAuthority(); err != nil {
 		return fmt.Errorf("make authority: %w", err)
 	}
-	if c.Kubeconfig, err = c.writeKubeconfig("admin", masters); err != nil {
+	if c.Kubeconfig, err = c.writeKubeconfig(c.dir, "admin", masters); err != nil {
 		return err
 	}
 	// Clients outside connect to a relay, so that those work too that take no dialer, as streams do.
@@ -224,7 +216,7 @@ func (c *Cluster) startServer(ctx context.Context) (err error) {
 
 // runServer starts the API server and waits until it is ready.
 func (c *Cluster) runServer(ctx context.Context) error {
-	server, err := c.run(apiServer, c.apiserverFlags()...)
+	server, err := c.run(c.machine, apiServer, c.apiserverFlags()...)
 	if err != nil {
 		return err
 	}
@@ -244,7 +236,7 @@ func (c *Cluster) apiserverFlags() []string {
 // startClients starts the controllers and the scheduler.
 func (c *Cluster) startClients() error {
 	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
-		kubeconfig, err := c.writeKubeconfig("system:" + name)
+		kubeconfig, err := c.writeKubeconfig(c.dir, "system:"+name)
 		if err != nil {
 			return err
 		}
@@ -257,20 +249,20 @@ func (c *Cluster) startClients() error {
 				"--flex-volume-plugin-dir="+volumePlugins, // it makes the directory
 				"--root-ca-file="+filepath.Join(c.dir, "ca.crt"), "--service-account-private-key-file="+filepath.Join(c.dir, "server.key"))
 		}
-		if _, err := c.run(name, args...); err != nil {
+		if _, err := c.run(c.machine, name, args...); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// run starts a program from the cache in the namespaces.
-func (c *Cluster) run(name string, args ...string) (*program, error) {
-	bin := filepath.Join(c.dir, "bin")
+// run starts a program from the cache on a machine.
+func (c *Cluster) run(m machine, name string, args ...string) (*program, error) {
+	bin := filepath.Join(m.dir, "bin")
 	cmd := exec.Command(filepath.Join(bin, name), args...) //nolint:noctx // the namespaces end it
 	cmd.Env = []string{"PATH=" + bin + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
 	cmd.Dir = "/"
-	p, err := startProgram(cmd, c.ns)
+	p, err := startProgram(cmd, m.ns)
 	if err != nil {
 		return nil, err
 	}
@@ -291,7 +283,7 @@ func (c *Cluster) alive() error {
 }
 
 // writeKubeconfig writes how a user reaches the API server from within the namespaces.
-func (c *Cluster) writeKubeconfig(user string, groups ...string) (path string, err error) {
+func (c *Cluster) writeKubeconfig(dir, user string, groups ...string) (path string, err error) {
 	pair, err := c.ca.client(user, groups...)
 	if err != nil {
 		return "", fmt.Errorf("issue certificate: %w", err)
@@ -301,7 +293,7 @@ func (c *Cluster) writeKubeconfig(user string, groups ...string) (path string, e
 	cfg.AuthInfos["user"] = &clientcmdapi.AuthInfo{ClientCertificateData: pair.cert, ClientKeyData: pair.key}
 	cfg.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "user"}
 	cfg.CurrentContext = "test"
-	path = filepath.Join(c.dir, user+".kubeconfig")
+	path = filepath.Join(dir, user+".kubeconfig")
 	return path, clientcmd.WriteToFile(*cfg, path)
 }
 
@@ -363,12 +355,24 @@ func (c *Cluster) Namespace(t testing.TB, name string) {
 	})
 }
 
-// Listen listens within the cluster's network namespace, as the program of a Pod does. The address is numeric.
+// Listen listens on the machine of the control plane, as the program of a Pod does. The address is numeric.
 func (c *Cluster) Listen(ctx context.Context, network, address string) (net.Listener, error) {
 	return c.ns.listen(ctx, network, address)
 }
 
-// Freeze stops a program of the control plane or of the node with SIGSTOP, such as kube-apiserver: its connections stay and
+// ListenOnNodes listens on the machine of each node. The address is numeric.
+func (c *Cluster) ListenOnNodes(ctx context.Context, network, address string) (all []net.Listener, err error) {
+	for _, n := range c.nodes {
+		l, err := n.ns.listen(ctx, network, address)
+		if err != nil {
+			return nil, err // those before it end with the network
+		}
+		all = append(all, l)
+	}
+	return all, nil
+}
+
+// Freeze stops a program of the control plane or of the first node with SIGSTOP, such as kube-apiserver: its connections stay and
 // are not answered. resume lets it go on; the end of the test does too.
 func (c *Cluster) Freeze(t testing.TB, name string) (resume func()) {
 	t.Helper()

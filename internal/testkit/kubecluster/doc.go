@@ -1,9 +1,9 @@
 // Package kubecluster runs a real Kubernetes for tests. [StartServer] starts a kube-apiserver
 // alone, on the loopback device and without root. [Start] starts a whole cluster: etcd,
-// kube-apiserver, kube-controller-manager, kube-scheduler and, if the test asks for a node, a
-// kubelet with a containerd of its own, which runs Pods with runc and gVisor, and CoreDNS.
+// kube-apiserver, kube-controller-manager, kube-scheduler and, if the test asks for nodes,
+// kubelets, each with a containerd of its own, which run Pods with runc and gVisor, and CoreDNS.
 //
-// A cluster has PID, network and mount namespaces of its own. In them are the addresses of its
+// A cluster has PID, network and mount namespaces of its own, a second node others. In them are the addresses of its
 // API server and Pods, /proc, /run, /tmp, /var/lib and /var/log of its own, and copies of the kernel
 // settings that a kubelet would change. Outside it has a directory, a cgroup in each hierarchy and
 // a listener on the loopback device. It changes nothing else of the machine, and clusters run side

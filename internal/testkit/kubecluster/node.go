@@ -24,12 +24,9 @@ import (
 )
 
 const (
-	// NodeName is the name of the only node.
-	NodeName = "node-1"
 	// RuntimeClassGVisor is the RuntimeClass of Pods that gVisor isolates; runc is the default.
 	RuntimeClassGVisor = "gvisor"
 
-	nodeUser = "system:node:" + NodeName
 	// volumePlugins is in a directory that is the cluster's own.
 	volumePlugins = "/var/lib/kubelet/volume-plugins"
 )
@@ -41,53 +38,77 @@ var nodePrograms = []string{
 
 // node is a kubelet with its containerd.
 type node struct {
-	containerd *ctrd.Client
-	cgroup     string // parent of those of Pods, in each hierarchy
+	machine
+	name, podCIDR string
+	cgroup        string // parent of those of Pods, in each hierarchy
+	kubeconfig    string
+	containerd    *ctrd.Client
 }
 
-// startNode starts containerd, kubelet and the cluster's DNS, and gives the node its image.
-func (c *Cluster) startNode(t testing.TB) error {
+// NodeName is the name of a node; the first is 1. That one runs on the machine of the control plane.
+func NodeName(n int) string { return fmt.Sprintf("node-%d", n) }
+
+func (n *node) containerdSocket() string { return filepath.Join(n.dir, "containerd.sock") }
+
+// startNodes starts the nodes, and the cluster's DNS on the first.
+func (c *Cluster) startNodes(t testing.TB, count int) error {
 	t.Helper()
 	cgroup := "/" + filepath.Base(c.dir)
-	c.node = &node{cgroup: cgroup}
 	// Run after all programs have ended.
 	c.undo = append(undo{c.undo[0], func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), stopTime)
 		defer cancel()
 		return cgroups.RemoveIdle(ctx, cgroup)
 	}}, c.undo[1:]...)
-	if err := makeCgroups(cgroup); err != nil {
+	for i := range count {
+		n := &node{machine: c.machine, name: NodeName(i + 1), podCIDR: fmt.Sprintf("10.244.%d.0/24", i), cgroup: cgroup}
+		if i > 0 {
+			n.cgroup = filepath.Join(cgroup, n.name)
+			if err := c.addMachine(t.Context(), n, fmt.Sprintf("172.30.0.%d", i+1)); err != nil {
+				return fmt.Errorf("machine of %s: %w", n.name, err)
+			}
+		}
+		c.nodes = append(c.nodes, n)
+		if err := c.startNode(t, n); err != nil {
+			return fmt.Errorf("%s: %w", n.name, err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(c.dir, "Corefile"), []byte(".:53 {\n\terrors\n\tkubernetes cluster.local {\n\t\tkubeconfig "+c.Kubeconfig+"\n\t}\n}\n"), 0o600); err != nil {
 		return err
 	}
-	if err := c.writeNodeFiles(); err != nil {
-		return err
-	}
-	if _, err := c.run("containerd-cri", "--config", filepath.Join(c.dir, "containerd.toml")); err != nil {
-		return err
-	}
-	client, err := ctrd.NewClient(ctrd.Config{Address: c.containerdSocket(), Namespace: "k8s.io", CallTimeout: startTime})
-	if err != nil {
-		return err
-	}
-	c.node.containerd = client
-	c.undo.add(client.Close)
-	c.ImportImage(t, WriteImage(t, Image{
-		Name: PodImage, Files: map[string]string{"/pod": filepath.Join(c.dir, "pod")},
-		Config: ocispec.ImageConfig{Entrypoint: []string{"/pod"}, Env: []string{"PATH=/"}},
-	}))
-	if _, err := c.run("coredns", "-quiet", "-conf", filepath.Join(c.dir, "Corefile")); err != nil {
-		return err
-	}
-	kubeconfig, err := c.writeKubeconfig(nodeUser, "system:nodes")
-	if err != nil {
-		return err
-	}
-	_, err = c.run("kubelet", "--config="+filepath.Join(c.dir, "kubelet.yaml"), "--kubeconfig="+kubeconfig,
-		"--hostname-override="+NodeName, "--node-ip="+NodeIP, "--root-dir=/var/lib/kubelet", "--cert-dir=/var/lib/kubelet/pki")
+	_, err := c.run(c.machine, "coredns", "-quiet", "-conf", filepath.Join(c.dir, "Corefile"))
 	return err
 }
 
-func (c *Cluster) containerdSocket() string { return filepath.Join(c.dir, "containerd.sock") }
+// startNode starts containerd, gives it the image of Pods, and starts the kubelet.
+func (c *Cluster) startNode(t testing.TB, n *node) (err error) {
+	t.Helper()
+	if err := makeCgroups(n.cgroup); err != nil {
+		return err
+	}
+	user := "system:node:" + n.name
+	if n.kubeconfig, err = c.writeKubeconfig(n.dir, user, "system:nodes"); err != nil {
+		return err
+	}
+	if err := c.writeNodeFiles(n, user); err != nil {
+		return err
+	}
+	if _, err := c.run(n.machine, "containerd-cri", "--config", filepath.Join(n.dir, "containerd.toml")); err != nil {
+		return err
+	}
+	n.containerd, err = ctrd.NewClient(ctrd.Config{Address: n.containerdSocket(), Namespace: "k8s.io", CallTimeout: startTime})
+	if err != nil {
+		return err
+	}
+	c.undo.add(n.containerd.Close)
+	n.importImage(t, WriteImage(t, Image{
+		Name: PodImage, Files: map[string]string{"/pod": filepath.Join(c.dir, "pod")},
+		Config: ocispec.ImageConfig{Entrypoint: []string{"/pod"}, Env: []string{"PATH=/"}},
+	}))
+	_, err = c.run(n.machine, "kubelet", "--config="+filepath.Join(n.dir, "kubelet.yaml"), "--kubeconfig="+n.kubeconfig,
+		"--hostname-override="+n.name, "--node-ip="+n.address, "--root-dir=/var/lib/kubelet", "--cert-dir=/var/lib/kubelet/pki")
+	return err
+}
 
 // makeCgroups makes a cgroup in each hierarchy.
 func makeCgroups(path string) error {
@@ -147,13 +168,6 @@ platform = "systrap"
 }
 `,
 	"resolv.conf": "",
-	"Corefile": `.:53 {
-	errors
-	kubernetes cluster.local {
-		kubeconfig {{.Kubeconfig}}
-	}
-}
-`,
 	// Thresholds of disks are left out, for those are the machine's.
 	"kubelet.yaml": `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -182,15 +196,18 @@ volumePluginDir: {{.VolumePlugins}}
 `,
 }
 
-func (c *Cluster) writeNodeFiles() error {
-	pair, err := c.ca.server(nodeUser, NodeIP)
+func (c *Cluster) writeNodeFiles(n *node, user string) error {
+	pair, err := c.ca.server(user, n.address)
 	if err != nil {
 		return err
 	}
-	if err := pair.write(c.dir, "kubelet"); err != nil {
+	if err := pair.write(n.dir, "kubelet"); err != nil {
 		return err
 	}
-	data := map[string]string{"Dir": c.dir, "Image": PodImage, "PodCIDR": podCIDR, "NodeIP": NodeIP, "Cgroup": c.node.cgroup, "VolumePlugins": volumePlugins, "DNS": dnsIP, "Kubeconfig": c.Kubeconfig}
+	if err := os.WriteFile(filepath.Join(n.dir, "ca.crt"), c.ca.pem, 0o600); err != nil {
+		return err
+	}
+	data := map[string]string{"Dir": n.dir, "Image": PodImage, "PodCIDR": n.podCIDR, "NodeIP": n.address, "Cgroup": n.cgroup, "VolumePlugins": volumePlugins, "DNS": dnsIP}
 	for name, text := range nodeFiles {
 		parsed, err := template.New(name).Parse(text)
 		if err != nil {
@@ -200,7 +217,7 @@ func (c *Cluster) writeNodeFiles() error {
 		if err := parsed.Execute(&out, data); err != nil {
 			return err
 		}
-		path := filepath.Join(c.dir, name)
+		path := filepath.Join(n.dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
@@ -208,20 +225,20 @@ func (c *Cluster) writeNodeFiles() error {
 			return err
 		}
 	}
-	plugins := filepath.Join(c.dir, "cni", "bin")
+	plugins := filepath.Join(n.dir, "cni", "bin")
 	if err := os.MkdirAll(plugins, 0o755); err != nil {
 		return err
 	}
 	for _, name := range []string{"bridge", "host-local", "loopback"} {
-		if err := os.Symlink(filepath.Join(c.dir, "bin", "cni-"+name), filepath.Join(plugins, name)); err != nil {
+		if err := os.Symlink(filepath.Join(n.dir, "bin", "cni-"+name), filepath.Join(plugins, name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// awaitNode waits until the node takes Pods, and creates what Pods may refer to.
-func (c *Cluster) awaitNode(t testing.TB) {
+// awaitNodes waits until the nodes take Pods, and creates what Pods may refer to.
+func (c *Cluster) awaitNodes(t testing.TB) {
 	t.Helper()
 	ctx := t.Context()
 	class := &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: RuntimeClassGVisor}, Handler: "runsc"}
@@ -235,40 +252,51 @@ func (c *Cluster) awaitNode(t testing.TB) {
 	if _, err := c.Client.StorageV1().StorageClasses().Create(ctx, storage, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually.NoError(t, "node ready", func() error {
-		n, err := c.Client.CoreV1().Nodes().Get(ctx, NodeName, metav1.GetOptions{})
-		if err != nil {
-			return errors.Join(err, c.alive())
-		}
-		for _, condition := range n.Status.Conditions {
-			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue && len(n.Spec.Taints) == 0 {
-				return nil
-			}
-		}
-		status, err := json.Marshal(n.Status.Conditions)
-		return errors.Join(fmt.Errorf("conditions %s, taints %v", status, n.Spec.Taints), err, c.alive())
-	})
+	for _, n := range c.nodes {
+		eventually.NoError(t, n.name+" ready", func() error { return errors.Join(c.nodeReady(ctx, n.name), c.alive()) })
+	}
 }
 
-// ImportImage gives the node an image from an OCI layout in a tar. Pods that name it need no registry.
+func (c *Cluster) nodeReady(ctx context.Context, name string) error {
+	n, err := c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, condition := range n.Status.Conditions {
+		if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue && len(n.Spec.Taints) == 0 {
+			return nil
+		}
+	}
+	status, err := json.Marshal(n.Status.Conditions)
+	return errors.Join(fmt.Errorf("conditions %s, taints %v", status, n.Spec.Taints), err)
+}
+
+// ImportImage gives the nodes an image from an OCI layout in a tar. Pods that name it need no registry.
 func (c *Cluster) ImportImage(t testing.TB, ociTar string) {
 	t.Helper()
-	if c.node == nil {
+	if len(c.nodes) == 0 {
 		t.Fatal("import image: the cluster has no node")
 	}
+	for _, n := range c.nodes {
+		n.importImage(t, ociTar)
+	}
+}
+
+func (n *node) importImage(t testing.TB, ociTar string) {
+	t.Helper()
 	file, err := os.Open(ociTar)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = file.Close() }()
-	imported, err := c.node.containerd.Import(t.Context(), file, 0, "", nil)
+	imported, err := n.containerd.Import(t.Context(), file, 0, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The CRI adds a record by the digest of the config once it knows the image.
 	for _, img := range imported {
 		eventually.NoError(t, "image "+img.Ref+" known to the CRI", func() error {
-			all, err := c.node.containerd.Images(t.Context())
+			all, err := n.containerd.Images(t.Context())
 			if err != nil {
 				return err
 			}

@@ -25,6 +25,7 @@ const (
 // program is a started process.
 type program struct {
 	name   string
+	in     *namespaces // nil outside
 	cmd    *exec.Cmd
 	output tail
 	exited chan struct{}
@@ -34,7 +35,7 @@ type program struct {
 // startProgram starts a program that the kernel kills if the tests are killed: by its namespaces, or
 // else with the thread that started it, which stays until the program ends.
 func startProgram(cmd *exec.Cmd, in *namespaces) (*program, error) {
-	p := &program{name: filepath.Base(cmd.Path), cmd: cmd, exited: make(chan struct{})}
+	p := &program{name: filepath.Base(cmd.Path), in: in, cmd: cmd, exited: make(chan struct{})}
 	if cmd.Stdout == nil {
 		cmd.Stdout, cmd.Stderr = &p.output, &p.output
 	}

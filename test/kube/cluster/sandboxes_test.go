@@ -100,14 +100,16 @@ func (b *barchan) in(t *testing.T) *barchan {
 	return &c
 }
 
-// registry serves an empty registry in the cluster's network.
+// registry serves an empty registry on each node.
 func (b *barchan) registry() {
 	handler := registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)))
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
-	listener, err := b.Listen(b.Context(), "tcp", registryAt)
+	listeners, err := b.ListenOnNodes(b.Context(), "tcp", registryAt)
 	must(b.T, err)
 	var served sync.WaitGroup
-	served.Go(func() { _ = server.Serve(listener) }) // until Close
+	for _, listener := range listeners {
+		served.Go(func() { _ = server.Serve(listener) }) // until Close
+	}
 	b.Cleanup(func() {
 		_ = server.Close()
 		served.Wait()
