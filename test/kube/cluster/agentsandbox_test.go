@@ -19,7 +19,10 @@ import (
 // agentSandboxSystem is the namespace of agent-sandbox's controller.
 const agentSandboxSystem = "agent-sandbox-system"
 
-// TestAgentSandbox runs agent-sandbox's own end-to-end tests, and those of its Go client, unmodified. They look for its controller's
+// pythonRuntime is the image of agent-sandbox's runtime in Python.
+const pythonRuntime = "kind.local/python-runtime-sandbox:latest"
+
+// TestAgentSandbox runs agent-sandbox's own end-to-end tests, and those of its clients in Go and Python, unmodified. The first look for its controller's
 // Deployment by name.
 func TestAgentSandbox(t *testing.T) {
 	b := &barchan{T: t, bin: kubeinstall.Build(t)}
@@ -38,6 +41,7 @@ func TestAgentSandbox(t *testing.T) {
 		t.Run(filepath.Base(suite), func(t *testing.T) { b.in(t).upstream(suite) })
 	}
 	t.Run("Go client", func(t *testing.T) { b.in(t).goClient() })
+	t.Run("Python client", func(t *testing.T) { b.in(t).pythonClient() })
 }
 
 // upstream runs each test of a program of tests.
@@ -82,10 +86,45 @@ metadata: {name: base, namespace: default}
 spec: {replicas: 1, sandboxTemplateRef: {name: base}, barchan: {templateNamespace: ` + agentSandboxSystem + `}}
 `)
 	b.kubectl("wait", "--for=jsonpath={.status.readyReplicas}=1", "--timeout=60s", "sandboxwarmpool/base")
+	b.test(kubecluster.FindProgram(b.T, "agent-sandbox-client"), "-test.run=^TestIntegration_", "-warmpool-name=base", "-server-port=49983", "-api-url="+b.urlWithKey())
+}
+
+// urlWithKey is the URL of a replica that brings the key with each request, as agent-sandbox's clients know none.
+func (b *barchan) urlWithKey() string {
+	b.Helper()
 	api, err := url.Parse(b.replicas()[0])
 	must(b.T, err)
 	api.User = url.UserPassword("key", b.key)
-	b.test(kubecluster.FindProgram(b.T, "agent-sandbox-client"), "-test.run=^TestIntegration_", "-warmpool-name=base", "-server-port=49983", "-api-url="+api.String())
+	return api.String()
+}
+
+// pythonClient has agent-sandbox's Python client use claimed sandboxes with its runtime in Python through a replica. The client
+// needs a Python newer than that of the machine.
+func (b *barchan) pythonClient() {
+	manifests := b.agentSandboxSource("clients/python/agentic-sandbox-client")
+	for _, name := range []string{"python-sandbox-template.yaml", "python-sandbox-warmpool.yaml"} {
+		text, err := os.ReadFile(filepath.Join(manifests, name))
+		must(b.T, err)
+		b.apply(strings.NewReplacer(
+			"${SANDBOX_TEMPLATE_NAME}", "python", "${SANDBOX_WARMPOOL_NAME}", "python", "${SANDBOX_NAMESPACE}", "default",
+			"us-central1-docker.pkg.dev/k8s-staging-images/agent-sandbox/python-runtime-sandbox:latest-main", pythonRuntime+"\n        imagePullPolicy: Never").Replace(string(text)))
+	}
+	root := filepath.Join(b.TempDir(), "root")
+	out, err := exec.CommandContext(b.Context(), "mmdebstrap", "--variant=extract", "--include=base-files,python3-kubernetes,python3-prometheus-client,python3-pydantic,python3-requests", "trixie", root).CombinedOutput()
+	if err != nil {
+		b.Fatalf("mmdebstrap: %v\n%s", err, out)
+	}
+	must(b.T, os.CopyFS(filepath.Join(root, "client"), os.DirFS(manifests)))
+	kubeconfig, err := os.ReadFile(b.Kubeconfig)
+	must(b.T, err)
+	must(b.T, os.WriteFile(filepath.Join(root, "kubeconfig"), kubeconfig, 0o600))
+	must(b.T, os.MkdirAll(filepath.Join(root, "etc", "ssl", "certs"), 0o755))
+	must(b.T, os.WriteFile(filepath.Join(root, "etc", "ssl", "certs", "ca-certificates.crt"), b.REST.CAData, 0o600)) // requests wants some
+	cmd := b.Command(b.Context(), "chroot", root, "python3", "/client/test_client.py", "--warmpool-name=python", "--api-url="+b.urlWithKey())
+	cmd.Env = append(cmd.Env, "KUBECONFIG=/kubeconfig", "PYTHONPATH=/client")
+	if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "An error occurred") || !strings.Contains(string(out), "Retrieval Failure Verified") {
+		b.Fatalf("test_client.py: %v\n%s\n%s", err, out, b.State(b))
+	}
 }
 
 // TestTakeOver installs Barchan over agent-sandbox as that is installed, with its objects in use.
@@ -188,7 +227,7 @@ func (b *barchan) pythonImage() {
 		b.Fatalf("mmdebstrap: %v\n%s", err, out)
 	}
 	b.ImportImage(b.T, kubecluster.WriteImage(b.T, kubecluster.Image{
-		Name: "kind.local/python-runtime-sandbox:latest", Root: root, Files: map[string]string{"/app/main.py": b.agentSandboxSource("examples/python-runtime-sandbox/main.py")},
+		Name: pythonRuntime, Root: root, Files: map[string]string{"/app/main.py": b.agentSandboxSource("examples/python-runtime-sandbox/main.py")},
 		Config: ocispec.ImageConfig{
 			WorkingDir: "/app", Env: []string{"PATH=/usr/bin:/bin"}, Cmd: []string{"python3", "-m", "uvicorn", "main:app", "--host=0.0.0.0", "--port=8888"},
 		},
