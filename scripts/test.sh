@@ -12,6 +12,9 @@
 # With none of these, tests of real sandboxes begin until TEST_UNTIL (seconds since 1970; default: eight minutes from now, but
 # at least four after all others). What is skipped then, in random order, is counted at the end; a fast machine has time for all.
 #
+# With CLUSTER_UNTIL (seconds since 1970) they are followed by the part of --kube that --all has, unless less than ten minutes are
+# left, or its programs are not built in time. The first time that takes some ten minutes.
+#
 # In CI, up to three tests that failed run once more, each alone; what passes only
 # then is named at the end, to be mended. Data races, panics and what a whole
 # package leaves behind are never tried again.
@@ -23,14 +26,11 @@ done
 scripts/tool.sh gotestsum pebble s3-server nfs-server
 export TEST_PART=fast
 race=()
-# A control plane, a node and its DNS.
-kubernetes=(kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl containerd-cri containerd-shim-runc-v2 runsc
-	containerd-shim-runsc-v1 cni-bridge cni-host-local cni-loopback coredns)
 if [[ ${1:-} == --kube ]]; then
 	shift
 	TEST_PART=kube
 	PKG=${PKG:-./test/kube/...}
-	scripts/tool.sh "${kubernetes[@]}" helm kwok agent-sandbox-{controller,client,e2e,e2e-extensions}
+	scripts/tool.sh kubernetes helm kwok agent-sandbox-{controller,client,e2e,e2e-extensions}
 elif [[ ${1:-} == --all ]]; then
 	shift
 	TEST_PART=all
@@ -77,9 +77,23 @@ compile_race() {
 
 # run_cluster FLAG... runs the part of the tests of a whole cluster that takes a few minutes.
 run_cluster() {
-	scripts/tool.sh "${kubernetes[@]}" || return
+	scripts/tool.sh kubernetes || return
 	TEST_PART=kube run cluster ./test/kube/cluster -p=1 \
 		-run='^(TestSandboxes|TestTutorial)$/^(doctor|pool and claim|peers|tokens of the cluster|purge)$' "$@"
+}
+
+# run_cluster_in_time FLAG... does so if CLUSTER_UNTIL leaves the time.
+run_cluster_in_time() {
+	local left=$((CLUSTER_UNTIL - EPOCHSECONDS)) built=124
+	if ((left > 600)); then
+		built=0
+		timeout $((left - 300)) scripts/tool.sh kubernetes || built=$?
+	fi
+	case $built in
+	0) run_cluster "$@" ;;
+	124) say "no time is left for tests on a Kubernetes; make test-kube runs them" ;;
+	*) return "$built" ;;
+	esac
 }
 
 # run_crowd FLAG... asks for thousands of sandboxes, which takes minutes with the race detector.
@@ -101,6 +115,7 @@ elif ((${#race[@]} == 0)); then
 	((until > EPOCHSECONDS + 240)) || until=$((EPOCHSECONDS + 240))
 	export TEST_UNTIL=${TEST_UNTIL:-$until}
 	run sandboxes "./test/e2e ./internal/node" -p=2 -count=1 -timeout=40m "$@" || status=$?
+	[[ -z ${CLUSTER_UNTIL:-} ]] || run_cluster_in_time "$@" || status=$?
 else
 	# The tests below test/ are clients: of servers, some of which are built with the race detector, and of controllers that
 	# run under it where they are. They take as long as all others together.

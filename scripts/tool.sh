@@ -3,6 +3,7 @@
 # built again only if its module's pins, the way it is built or Go changed.
 #
 #   scripts/tool.sh runsc containerd
+#   scripts/tool.sh kubernetes        # a control plane, a node and its DNS
 source "$(dirname "$0")/lib.sh"
 
 # recipe NAME sets how a program is built. Programs that print their version get it from the linker, as from their own makefiles. With
@@ -141,8 +142,18 @@ fresh() {
 	[[ -x $BIN_DIR/$1 && $(cat "$BIN_DIR/.$1.stamp" 2>/dev/null) == "$want" ]]
 }
 
-missing=()
+names=()
 for name in "$@"; do
+	case $name in
+	kubernetes)
+		names+=(kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl containerd-cri containerd-shim-runc-v2 runsc
+			containerd-shim-runsc-v1 cni-bridge cni-host-local cni-loopback coredns)
+		;;
+	*) names+=("$name") ;;
+	esac
+done
+missing=()
+for name in "${names[@]}"; do
 	recipe "$name"
 	want=$(stamp)
 	fresh "$name" || missing+=("$name")

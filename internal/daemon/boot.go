@@ -176,7 +176,7 @@ func (d *Daemon) tracing() trace.TracerProvider {
 // httpAPI is what the listeners answer to requests that are not for a sandbox.
 func (d *Daemon) httpAPI(ctx context.Context) (http.Handler, error) {
 	cfg := e2b.Config{Manager: d.manager, Log: d.cfg.Log, Audit: d.audit, Metrics: d.metrics, Domains: d.cfg.Domains}
-	if d.cfg.TLSAddr != "" { // which the SDKs use for a domain
+	if d.cfg.TLSAddr != "" || d.ofCluster() { // the SDKs use TLS for a domain; a cluster ends it before us
 		cfg.Domain = d.cfg.Domain()
 	}
 	if d.ssh != nil {

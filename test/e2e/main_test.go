@@ -2,12 +2,10 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -74,21 +72,10 @@ func runSDK(t *testing.T, file string, env []string) {
 	t.Logf("%s", out)
 }
 
-var installing sync.Mutex
-
 // installSDK puts the clients of the lock file beside the suites.
 func installSDK(t *testing.T) {
 	t.Helper()
-	installing.Lock()
-	defer installing.Unlock()
-	const here = "sdk/node_modules"
-	modules := filepath.Join(npm.Locked(t, "sdk"), "node_modules")
-	if to, err := os.Readlink(here); err == nil && to == modules {
-		return
-	}
-	if err := errors.Join(os.RemoveAll(here), os.Symlink(modules, here)); err != nil {
-		t.Fatal(err)
-	}
+	npm.Link(t, "sdk")
 }
 
 // kubectl finds the real one, built from its Go module.

@@ -89,6 +89,10 @@ func NewBeside(cfg *envd.Config, out io.Writer) *Agent {
 			own.Env[name] = value
 		}
 	}
+	// Container runtimes add the home of the container's user. Other users have their own.
+	if user, err := account.System().Resolve(strconv.Itoa(os.Getuid())); err == nil && own.Env["HOME"] == user.Home {
+		delete(own.Env, "HOME")
+	}
 	maps.Copy(own.Env, cfg.Env)
 	return newAgent(&own, "", out)
 }

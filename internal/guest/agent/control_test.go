@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +21,8 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent"
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
@@ -126,6 +130,19 @@ func TestInit(t *testing.T) {
 	}
 	if r := run(t, c, sh("pwd; echo $A$D")); r.stdout != "/usr\n1020\n" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestHomeBeside: the home that a container runtime sets is that of the container's user alone.
+func TestHomeBeside(t *testing.T) {
+	own, err := account.System().Resolve(strconv.Itoa(os.Getuid()))
+	noError(t, err)
+	for give, want := range map[string]string{own.Home: "/home/x", "/of/the/template": "/of/the/template"} {
+		t.Setenv("HOME", give)
+		a := agent.NewBeside(&envd.Config{}, io.Discard)
+		if got := agent.Environ(a, account.User{Name: "x", Home: "/home/x"})["HOME"]; got != want {
+			t.Errorf("with HOME=%s a process has %s, want %s", give, got, want)
+		}
 	}
 }
 

@@ -104,7 +104,7 @@ func (c *Cluster) startNode(t testing.TB, n *node) (err error) {
 	n.importImage(t, WriteImage(t, Image{
 		Name: PodImage, Files: map[string]string{"/pod": filepath.Join(c.dir, "pod")},
 		Config: ocispec.ImageConfig{Entrypoint: []string{"/pod"}, Env: []string{"PATH=/"}},
-	}))
+	}), "")
 	_, err = c.run(n.machine, "kubelet", "--config="+filepath.Join(n.dir, "kubelet.yaml"), "--kubeconfig="+n.kubeconfig,
 		"--hostname-override="+n.name, "--node-ip="+n.address, "--root-dir=/var/lib/kubelet", "--cert-dir=/var/lib/kubelet/pki")
 	return err
@@ -158,6 +158,7 @@ ConfigPath = "{{.Dir}}/runsc.toml"
 	"runsc.toml": `binary_name = "{{.Dir}}/bin/runsc"
 [runsc_config]
 platform = "systrap"
+allow-suid = "true"
 `,
 	"cni/conf/10-pods.conflist": `{
 	"cniVersion": "1.0.0", "name": "pods",
@@ -274,22 +275,28 @@ func (c *Cluster) nodeReady(ctx context.Context, name string) error {
 // ImportImage gives the nodes an image from an OCI layout in a tar. Pods that name it need no registry.
 func (c *Cluster) ImportImage(t testing.TB, ociTar string) {
 	t.Helper()
+	c.ImportImageAs(t, ociTar, "")
+}
+
+// ImportImageAs is ImportImage under another name than the tar's; empty keeps that.
+func (c *Cluster) ImportImageAs(t testing.TB, ociTar, name string) {
+	t.Helper()
 	if len(c.nodes) == 0 {
 		t.Fatal("import image: the cluster has no node")
 	}
 	for _, n := range c.nodes {
-		n.importImage(t, ociTar)
+		n.importImage(t, ociTar, name)
 	}
 }
 
-func (n *node) importImage(t testing.TB, ociTar string) {
+func (n *node) importImage(t testing.TB, ociTar, name string) {
 	t.Helper()
 	file, err := os.Open(ociTar)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = file.Close() }()
-	imported, err := n.containerd.Import(t.Context(), file, 0, "", nil)
+	imported, err := n.containerd.Import(t.Context(), file, 0, name, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

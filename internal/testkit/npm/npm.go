@@ -6,10 +6,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -38,6 +40,22 @@ func Locked(t testing.TB, dir string) string {
 		files[name] = data
 	}
 	return install(t, "lock-"+hex.EncodeToString(sum.Sum(nil))[:16], files, "ci")
+}
+
+var linking sync.Mutex
+
+// Link puts node_modules into dir, as the package-lock.json there has them.
+func Link(t testing.TB, dir string) {
+	t.Helper()
+	linking.Lock()
+	defer linking.Unlock()
+	here, modules := filepath.Join(dir, "node_modules"), filepath.Join(Locked(t, dir), "node_modules")
+	if to, err := os.Readlink(here); err == nil && to == modules {
+		return
+	}
+	if err := errors.Join(os.RemoveAll(here), os.Symlink(modules, here)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // run runs npm, again if it takes too long: a connection to a registry may hang, and npm itself waits for a quarter of an hour.
