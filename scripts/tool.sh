@@ -40,14 +40,8 @@ recipe() {
 	cni-bridge) cni_module main/bridge ;;
 	cni-host-local) cni_module ipam/host-local ;;
 	cni-loopback) cni_module main/loopback ;;
-	kube-apiserver | kube-controller-manager | kube-scheduler | kubelet)
-		module=runtimes/kubernetes package=k8s.io/kubernetes/cmd/$1
-		local release minor
-		release=$(pinned k8s.io/kubernetes)
-		minor=${release#v1.}
-		version=k8s.io/component-base/version.gitVersion=$release
-		version+=" -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=${minor%%.*}"
-		;;
+	kube-apiserver | kube-controller-manager | kube-scheduler | kubelet) kubernetes_module runtimes/kubernetes "$1" ;;
+	kube-apiserver-oldest) kubernetes_module runtimes/kubernetes-oldest kube-apiserver ;; # of the oldest release that we support
 	kubectl)
 		module=tools/kubectl package=.
 		version=$(pinned k8s.io/kubectl)
@@ -83,6 +77,16 @@ containerd_module() {
 # that of the package's tests.
 agent_sandbox_module() {
 	module=tools/agent-sandbox package=sigs.k8s.io/agent-sandbox/$1 tests=${2:-} tags=${3:-}
+}
+
+# kubernetes_module MODULE COMMAND sets what the programs of Kubernetes share.
+kubernetes_module() {
+	module=$1 package=k8s.io/kubernetes/cmd/$2
+	local release minor
+	release=$(pinned k8s.io/kubernetes)
+	minor=${release#v1.}
+	version=k8s.io/component-base/version.gitVersion=$release
+	version+=" -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=${minor%%.*}"
 }
 
 # cni_module PLUGIN sets what the CNI plugins share. In the cache their names begin with cni-,

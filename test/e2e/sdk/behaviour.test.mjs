@@ -2,7 +2,7 @@
 import test, { after, before, describe } from 'node:test'
 import assert from 'node:assert/strict'
 import { FileType, NotFoundError, Sandbox, Template } from 'e2b'
-import { rpc, until } from './lib.mjs'
+import { machineOnly, rpc, until } from './lib.mjs'
 
 describe('one sandbox', () => {
   let sbx
@@ -52,7 +52,7 @@ describe('one sandbox', () => {
     assert.deepEqual(await res.json(), { code: 401, message: 'signature is already expired' })
   })
 
-  test('names may have underscores', async () => {
+  test('names may have underscores', machineOnly, async () => {
     assert.equal(await Template.exists('no_such_template'), false)
     await assert.rejects(Sandbox.create('no_such_template'), /template 'no_such_template' not found/)
     const snap = await sbx.createSnapshot({ name: 'with_under_scores' })
@@ -87,7 +87,7 @@ test('a timeout of zero, or less, ends the sandbox now', async () => {
   }
 })
 
-test('what was created with envs can be copied, and the copies have them', async () => {
+test('what was created with envs can be copied, and the copies have them', machineOnly, async () => {
   const sbx = await Sandbox.create('base', { envs: { GREETING: 'hello' }, timeoutMs: 300_000 })
   const copies = []
   try {

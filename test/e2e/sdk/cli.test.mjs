@@ -6,7 +6,7 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { Sandbox } from 'e2b'
-import { until } from './lib.mjs'
+import { machineOnly, until } from './lib.mjs'
 
 const program = join(import.meta.dirname, 'node_modules/@e2b/cli/dist/index.js')
 let home, sbx
@@ -65,7 +65,7 @@ test('logs are lines of JSON with level and logger, in every format', async () =
   assert.doesNotMatch(pretty.talk, /SyntaxError|TypeError|undefined/)
 })
 
-test('metrics, pause, resume, kill', async () => {
+test('metrics, pause, resume, kill', machineOnly, async () => {
   await until('metrics', async () => /cpu/i.test(await ok('sandbox', 'metrics', sbx.sandboxId)))
   await ok('sandbox', 'pause', sbx.sandboxId)
   assert.equal(await sbx.isRunning(), false)
@@ -75,7 +75,7 @@ test('metrics, pause, resume, kill', async () => {
   assert.equal(await sbx.isRunning(), false)
 })
 
-test('a template is created from a Dockerfile, listed and deleted', async () => {
+test('a template is created from a Dockerfile, listed and deleted', machineOnly, async () => {
   await writeFile(join(home, 'e2b.Dockerfile'), `FROM ${process.env.BASE_IMAGE}\nRUN echo made > /made\n`)
   await ok('template', 'create', 'of-the-cli', '--path', home, '--cpu-count', '1', '--memory-mb', '512')
   const listed = JSON.parse(await ok('template', 'list', '--format', 'json'))

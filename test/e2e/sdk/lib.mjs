@@ -1,6 +1,9 @@
 // What the suites share.
 import assert from 'node:assert/strict'
 
+// machineOnly are the options of a test of what Pods cannot do: keep memory, a root file system, or layers of builds.
+export const machineOnly = process.env.PODS ? { skip: 'sandboxes are Pods here' } : {}
+
 // until retries until there is a result, and returns it.
 export const until = async (what, probe, ms = 120_000) => {
   for (const end = Date.now() + ms; Date.now() < end; ) {

@@ -6,17 +6,9 @@ import { execFile } from 'node:child_process'
 import http from 'node:http'
 import { promisify } from 'node:util'
 import { CommandExitError, NotFoundError, Sandbox, TimeoutError, AuthenticationError } from 'e2b'
+import { machineOnly, until } from './lib.mjs'
 
 const run = promisify(execFile)
-const memory = process.env.MEMORY === 'no' ? { skip: 'nothing keeps memory here' } : {}
-const until = async (what, probe, ms = 120_000) => {
-  for (const end = Date.now() + ms; Date.now() < end; ) {
-    const got = await probe()
-    if (got) return got
-    await new Promise((r) => setTimeout(r, 20))
-  }
-  assert.fail(`${what}: not within ${ms} ms`)
-}
 
 describe('one sandbox', () => {
   let sbx
@@ -169,7 +161,7 @@ describe('one sandbox', () => {
     const code = `import('e2b').then(async ({Sandbox}) => { const s = await Sandbox.connect('${sbx.sandboxId}'); process.stdout.write(await s.files.read('handed-over')) })`
     assert.equal((await run('node', ['-e', code], { cwd: import.meta.dirname })).stdout, 'yes')
   })
-  test('pause and resume keep processes and files', memory, async () => {
+  test('pause and resume keep processes and files', machineOnly, async () => {
     const ticker = await sbx.commands.run('i=0; while true; do i=$((i+1)); echo $i > /tmp/tick; sleep 0.05; done', { background: true, timeoutMs: 0 })
     await until('a tick', () => sbx.files.exists('/tmp/tick'))
     assert.equal(await sbx.pause(), true)
@@ -196,7 +188,7 @@ test('kill: gone at once, twice is false', async () => {
   await assert.rejects(Sandbox.connect(sbx.sandboxId), NotFoundError)
 })
 
-test('a timeout kills, autoPause pauses', memory, async () => {
+test('a timeout kills, autoPause pauses', machineOnly, async () => {
   const [ends, pauses] = await Promise.all([
     Sandbox.create({ timeoutMs: 2_000, metadata: { suite: 'timeout' } }),
     Sandbox.create({ timeoutMs: 2_000, metadata: { suite: 'timeout' }, lifecycle: { onTimeout: 'pause', autoResume: false } }),

@@ -5,6 +5,7 @@ import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { NotFoundError, Sandbox, Secret, Template, waitForFile } from 'e2b'
+import { machineOnly } from './lib.mjs'
 
 describe('one sandbox', () => {
   let sbx
@@ -35,7 +36,7 @@ describe('one sandbox', () => {
     await assert.rejects(sbx.getMcpToken(), NotFoundError) // it has no MCP server
   })
 
-  test('betaPause', async () => {
+  test('betaPause', machineOnly, async () => {
     const other = await Sandbox.create('base')
     try {
       assert.equal(await other.betaPause(), true)
@@ -92,7 +93,7 @@ test('secrets are refused as a team without them is', async () => {
   assert.equal(typeof Secret.fill('name'), 'string')
 })
 
-test('templates: forms, installs from files, clones, ready commands', async () => {
+test('templates: forms, installs from files, clones, ready commands', machineOnly, async () => {
   const dir = mkdtempSync(join(tmpdir(), 'barchan-methods-'))
   test.after(() => rmSync(dir, { recursive: true }))
   for (const [name, text] of Object.entries({
