@@ -4,7 +4,7 @@
 // A read returns the caller's own copy. An errs.ErrNotFound means that the cache does not hold the
 // object; before a caller stops or deletes anything for it, it reads the API server ([Cache.Live]).
 //
-// Locks: the mutexes of notifier, fresh and watchErrors are never held together.
+// Locks: the mutexes of notifier, fresh, lookups and watchErrors are never held together.
 package cache
 
 import (
@@ -64,6 +64,7 @@ type Cache struct {
 	live      client.Client
 	waits     *notifier
 	fresh     *fresh
+	lookups   *lookups
 	kinds     []kind                  // set by New
 	stores    map[reflect.Type]*store // by kind; set by New
 	errors    *watchErrors
@@ -115,6 +116,7 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	c.fresh = newFresh(func(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
 		return read(ctx, live, key, &extensions.SandboxTemplate{})
 	})
+	c.lookups = newLookups(c.names)
 	if err := c.watch(ctx, cfg.Kinds); err != nil {
 		return nil, err
 	}
