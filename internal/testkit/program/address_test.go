@@ -35,7 +35,9 @@ func TestAddress(t *testing.T) {
 	}
 	for what, use := range map[string]func(fd int) error{
 		"listen": func(fd int) error { return unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}) },
-		"dial":   func(fd int) error { return unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: listening(t)}) },
+		"dial": func(fd int) error {
+			return unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: listening(t)})
+		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
