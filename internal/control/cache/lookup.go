@@ -23,6 +23,8 @@ const (
 	// lookupShare is how many times as long as a list the pause after it is: requests for IDs that no sandbox has then cost the API
 	// server a small share of its time, whatever their number.
 	lookupShare = 10
+	// maxLookupPause bounds the pause, since requests for sandboxes that exist wait for it too.
+	maxLookupPause = 5 * time.Second
 )
 
 // CurrentSandbox returns the sandbox of a namespace that has the ID, from a read of the API server that began after the call: for an ID
@@ -118,7 +120,7 @@ func (l *lookups) renew(ctx context.Context, namespace string, n *lookup) {
 	}
 	n.began = time.Now()
 	n.names, n.err = l.list(ctx, namespace)
-	n.next = time.Now().Add(lookupShare * time.Since(n.began))
+	n.next = time.Now().Add(min(lookupShare*time.Since(n.began), maxLookupPause))
 }
 
 func (l *lookups) join(namespace string) *lookup {

@@ -13,7 +13,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// slowLists are lists of a second each, in which a sandbox is from the second list on.
+const listTime = time.Second / 10
+
+// slowLists are lists of a sandbox, which is in all but the first.
 func slowLists(lists *atomic.Int64) *lookups {
 	return newLookups(func(ctx context.Context, _ string) (map[sandbox.ID]string, error) {
 		names := map[sandbox.ID]string{}
@@ -21,7 +23,7 @@ func slowLists(lists *atomic.Int64) *lookups {
 			names["made"] = "a"
 		}
 		select {
-		case <-time.After(time.Second):
+		case <-time.After(listTime):
 			return names, nil
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -37,7 +39,7 @@ func TestLookupsShareLists(t *testing.T) {
 		var all sync.WaitGroup
 		defer all.Wait()
 		all.Go(func() {
-			if _, err := l.find(t.Context(), "a", "made"); !errors.Is(err, errs.ErrNotFound) || time.Since(began) != time.Second {
+			if _, err := l.find(t.Context(), "a", "made"); !errors.Is(err, errs.ErrNotFound) || time.Since(began) != listTime {
 				t.Errorf("in the first list: %v after %s", err, time.Since(began))
 			}
 		})
@@ -46,7 +48,7 @@ func TestLookupsShareLists(t *testing.T) {
 		for range 100 {
 			all.Go(func() {
 				name, err := l.find(t.Context(), "a", "made")
-				if took := time.Since(began); name != "a" || err != nil || took != (1+lookupShare+1)*time.Second {
+				if took := time.Since(began); name != "a" || err != nil || took != (1+lookupShare+1)*listTime {
 					t.Errorf("in the second list: %q, %v after %s", name, err, took)
 				}
 			})
@@ -56,18 +58,26 @@ func TestLookupsShareLists(t *testing.T) {
 			t.Errorf("%d lists, want 2", got)
 		}
 		began = time.Now()
-		if _, err := l.find(t.Context(), "b", "made"); err != nil || time.Since(began) != time.Second {
+		if _, err := l.find(t.Context(), "b", "made"); err != nil || time.Since(began) != listTime {
 			t.Errorf("another namespace waited: %v after %s", err, time.Since(began))
 		}
-		if _, err := l.find(t.Context(), "a", "made"); err != nil || time.Since(began) != (lookupShare+1)*time.Second {
+		if _, err := l.find(t.Context(), "a", "made"); err != nil || time.Since(began) != (lookupShare+1)*listTime {
 			t.Errorf("the pause was forgotten: %v after %s", err, time.Since(began))
 		}
-		time.Sleep(lookupShare * time.Second)
+		time.Sleep(lookupShare * listTime)
 		if _, err := l.find(t.Context(), "c", "none"); !errors.Is(err, errs.ErrNotFound) {
 			t.Error(err)
 		}
 		if len(l.of) != 1 {
 			t.Errorf("%d namespaces are kept, want that of the last list", len(l.of))
+		}
+		l.list = func(context.Context, string) (map[sandbox.ID]string, error) { time.Sleep(time.Minute); return nil, nil }
+		began = time.Now()
+		for range 2 {
+			_, _ = l.find(t.Context(), "d", "none")
+		}
+		if took := time.Since(began); took != 2*time.Minute+maxLookupPause {
+			t.Errorf("two long lists took %s", took)
 		}
 	})
 }
