@@ -161,7 +161,7 @@ func (b *browser) readRest(key, id string) {
 	b.click(tab("Logs"))
 	b.shows("agent serves")
 	b.looks("logs")
-	b.data("exec", "--api-key", key, id, "--", "sh", "-c", "setsid python3 -m http.server 8080 >/dev/null 2>&1 & sleep 1")
+	b.data("exec", "--api-key", key, id, "--", "sh", "-c", "setsid python3 -m http.server 8080 >/dev/null 2>&1 & until curl -sf localhost:8080 >/dev/null; do sleep 0.1; done")
 	b.click(tab("Ports"))
 	b.shows("8080-" + id)
 	b.until(`document.querySelector(".url button") !== null`) // copies the URL, as the sandbox is public
@@ -187,7 +187,7 @@ func (b *browser) openPrivatePort(key string) {
 	if err := json.Unmarshal([]byte(body), &made); status != http.StatusCreated || err != nil {
 		b.t.Fatalf("create = %d %s, %v", status, body, err)
 	}
-	b.data("exec", "--api-key", key, made.SandboxID, "--", "sh", "-c", "setsid python3 -m http.server 8080 >/dev/null 2>&1 & sleep 1")
+	b.data("exec", "--api-key", key, made.SandboxID, "--", "sh", "-c", "setsid python3 -m http.server 8080 >/dev/null 2>&1 & until curl -sf localhost:8080 >/dev/null; do sleep 0.1; done")
 	b.open("sandboxes/" + made.SandboxID + "/ports")
 	b.shows("The sandbox is private")
 	b.until(`document.querySelector(".url a") !== null`)
