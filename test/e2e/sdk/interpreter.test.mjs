@@ -30,12 +30,12 @@ test('variables stay, and executions are counted', async () => {
 
 test('output is streamed', async () => {
   const seen = []
-  const at = []
-  const e = await run("import sys, time\nfor i in range(3):\n  print('out', i); sys.stdout.flush(); time.sleep(0.3)\nprint('bad', file=sys.stderr)\ni", {
-    onStdout: (m) => { seen.push(m.line); at.push(Date.now()) }, onStderr: (m) => seen.push(m.error, m.line), onResult: (r) => seen.push(r.text),
+  // Each line is printed after the one before it has arrived here.
+  const e = await run("import os, sys, time\nfor i in range(3):\n  print('out', i); sys.stdout.flush()\n  while not os.path.exists(f'/tmp/seen{i}'): time.sleep(0.01)\nprint('bad', file=sys.stderr)\ni", {
+    onStdout: async (m) => { seen.push(m.line); await sbx.files.write(`/tmp/seen${m.line.trim().slice(-1)}`, '') },
+    onStderr: (m) => seen.push(m.error, m.line), onResult: (r) => seen.push(r.text),
   })
   assert.deepEqual(seen, ['out 0\n', 'out 1\n', 'out 2\n', true, 'bad\n', '2'])
-  assert.ok(at[2] - at[0] >= 400, `lines came within ${at[2] - at[0]} ms`)
   assert.deepEqual(e.logs, { stdout: ['out 0\n', 'out 1\n', 'out 2\n'], stderr: ['bad\n'] })
 })
 
@@ -134,9 +134,11 @@ test('contexts', async () => {
 
 test('two executions in a context wait for each other', async () => {
   const order = []
+  let begun
+  const begins = new Promise((resolve) => { begun = resolve })
   await Promise.all([
-    run('import time; time.sleep(0.5); turn = 1').then(() => order.push(1)),
-    new Promise((r) => setTimeout(r, 100)).then(() => run('turn += 1; turn')).then((e) => order.push(e.text)),
+    run("import time; print('begun', flush=True); time.sleep(0.5); turn = 1", { onStdout: begun }).then(() => order.push(1)),
+    begins.then(() => run('turn += 1; turn')).then((e) => order.push(e.text)),
   ])
   assert.deepEqual(order, [1, '2'])
 })
