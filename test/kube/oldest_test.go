@@ -2,8 +2,10 @@ package kube
 
 import (
 	"os"
+	"slices"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 
@@ -34,7 +36,8 @@ func TestOldest(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, u := range objects {
+		namespace := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": cluster.DefaultNamespace}}}
+		for _, u := range slices.Insert(objects, 0, namespace) {
 			if _, err := client.Apply(t.Context(), u, kubeobjects.Options{Force: true}); err != nil {
 				t.Errorf("apply %s: %v", kubeobjects.ID(u), err)
 			}
