@@ -2,8 +2,8 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	testkit "github.com/barchan-dev/barchan/internal/testkit/program"
 )
 
 // The agent is in every sandbox, so what it links is paid for as often.
@@ -133,12 +134,7 @@ func TestDetachRefusesAnInvalidConfiguration(t *testing.T) {
 
 func freePort(t *testing.T) int {
 	t.Helper()
-	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = ln.Close() }()
-	return ln.Addr().(*net.TCPAddr).Port
+	return int(netip.MustParseAddrPort(testkit.Address(t)).Port())
 }
 
 // endAgent ends the process that listens on a port of the loopback device.

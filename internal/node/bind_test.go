@@ -77,12 +77,16 @@ func starts(t *testing.T, n *Node, s *agents.Sandbox) int {
 	return strings.Count(out, "x")
 }
 
-// restartContainer ends the template's program, by which the container is restarted.
+// restartContainer ends the template's program, by which the container is restarted, and waits until the journal has the
+// new one: a node that ends before restarts it once more at its next start. The program runs earlier than that.
 func restartContainer(t *testing.T, n *Node, s *agents.Sandbox) {
 	t.Helper()
-	before := starts(t, n, s)
+	before, old := starts(t, n, s), n.handles.Lookup(s.UID).Row().Process
 	provoke(t, n, s, "kill $(ls /proc | while read p; do grep -qs '^sleep' /proc/$p/cmdline && echo $p; done) 2>/dev/null; true")
-	eventually.True(t, "the container is restarted", func() bool { return starts(t, n, s) > before })
+	eventually.True(t, "the container is restarted", func() bool {
+		r := n.handles.Lookup(s.UID).Row()
+		return r.Stage == journal.Live && r.Process != old && starts(t, n, s) > before
+	})
 }
 
 func TestBindOutlivesContainerAndServer(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -25,6 +24,7 @@ import (
 
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/program"
 )
 
 // helloProgram builds the program of the small images.
@@ -304,12 +304,7 @@ func testImport(t *testing.T, s *server, program []byte) {
 
 // testUnknownImage verifies an immediate error and no leftovers, whether the registry rejects it or is unreachable.
 func testUnknownImage(t *testing.T, s *server, host string) {
-	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone := ln.Addr().String()
-	_ = ln.Close()
+	gone := program.Address(t)
 	for kind, image := range map[string]string{"unknown": host + "/apps/typo:1", "away": gone + "/apps/hello:1"} {
 		s.apply(imageTemplate(kind, image, ""))
 		out, err := s.try("run", "--template", kind, "--", "true")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/program"
 )
 
 // nobody is the user of a server without root.
@@ -42,7 +43,7 @@ func (s *server) split() (front, node *server) {
 	node.set("BARCHAN_NODE_SOCKET", filepath.Join(node.dir, "socket", "node.sock"))
 	front.env = slices.Clone(node.env)
 	front.set("BARCHAN_DATA_DIR", data)
-	node.http = freeAddr(t)
+	node.http = program.Address(t)
 	node.metrics = node.http
 	for key, value := range map[string]string{
 		"ROLE": "node", "HTTP_ADDR": node.http, "METRICS_ADDR": "", "API_KUBECONFIG": filepath.Join(data, "credentials", "node.kubeconfig"),

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/program"
 )
 
 // startEtcd is an etcd that exists already; it returns its endpoint.
@@ -24,11 +25,11 @@ func startEtcd(t *testing.T) string {
 	t.Helper()
 	cfg := embed.NewConfig()
 	cfg.Dir, cfg.ZapLoggerBuilder = t.TempDir(), embed.NewZapLoggerBuilder(zap.NewNop())
-	endpoint, err := url.Parse("http://" + freeAddr(t))
+	endpoint, err := url.Parse("http://" + program.Address(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	peers, err := url.Parse("http://" + freeAddr(t))
+	peers, err := url.Parse("http://" + program.Address(t))
 	if err != nil {
 		t.Fatal(err)
 	}

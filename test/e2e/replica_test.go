@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/program"
 )
 
 // startReplica runs a replica of the server on the same machine until the test ends.
@@ -19,7 +20,7 @@ func (s *server) startReplica() *server {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		s.t.Fatal(err)
 	}
-	r := &server{t: s.t, dir: dir, bin: s.bin, http: freeAddr(s.t), process: &process{}}
+	r := &server{t: s.t, dir: dir, bin: s.bin, http: program.Address(s.t), process: &process{}}
 	r.env = append(os.Environ(),
 		"BARCHAN_ROLE=replica", "BARCHAN_NODE_NAME=replica", "BARCHAN_DATA_DIR="+filepath.Join(dir, "d"),
 		"BARCHAN_API_KUBECONFIG="+filepath.Join(data, "credentials", "admin.kubeconfig"), "BARCHAN_TOKEN_SECRET="+filepath.Join(data, "credentials", "token-secret"),

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/testkit/budget"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/program"
 )
 
 const (
@@ -171,9 +171,9 @@ func newServer(t *testing.T) *server {
 	}
 	n := number(t)
 	tag := fmt.Sprintf("be%d", n)
-	s := &server{t: t, dir: dir, bin: programs.barchan, http: freeAddr(t), tls: freeAddr(t), ssh: freeAddr(t), metrics: freeAddr(t), process: &process{}}
+	s := &server{t: t, dir: dir, bin: programs.barchan, http: program.Address(t), tls: program.Address(t), ssh: program.Address(t), metrics: program.Address(t), process: &process{}}
 	s.env = append(os.Environ(),
-		"BARCHAN_DATA_DIR="+filepath.Join(dir, "d"), "BARCHAN_HTTP_ADDR="+s.http, "BARCHAN_TLS_ADDR="+s.tls, "BARCHAN_KUBE_ADDR="+freeAddr(t), "BARCHAN_SSH_ADDR="+s.ssh, "BARCHAN_METRICS_ADDR="+s.metrics,
+		"BARCHAN_DATA_DIR="+filepath.Join(dir, "d"), "BARCHAN_HTTP_ADDR="+s.http, "BARCHAN_TLS_ADDR="+s.tls, "BARCHAN_KUBE_ADDR="+program.Address(t), "BARCHAN_SSH_ADDR="+s.ssh, "BARCHAN_METRICS_ADDR="+s.metrics,
 		"BARCHAN_BRIDGE_NAME="+tag, fmt.Sprintf("BARCHAN_SUBNET=10.%d.%d.0/24", 100+n%100, n%250),
 		"BARCHAN_NETNS_PREFIX="+tag+"-", "BARCHAN_NFT_TABLE="+tag, "BARCHAN_CGROUP_PARENT=/"+tag, "BARCHAN_CONTAINERD_NAMESPACE="+tag,
 		"BARCHAN_API_URL=", "BARCHAN_API_KEY=",
@@ -185,26 +185,6 @@ func newServer(t *testing.T) *server {
 	}
 	t.Cleanup(s.remove)
 	return s
-}
-
-// lastPort is the last that was given away.
-var lastPort atomic.Int32
-
-// freeAddr is an unused address, and none of those that the kernel assigns to requests for
-// any: a server must find it free again after each restart.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	const from, many = 20_000, 12_000
-	lastPort.CompareAndSwap(0, rand.Int32N(many)) //nolint:gosec // other processes begin elsewhere
-	for range many {
-		addr := fmt.Sprintf("127.0.0.1:%d", from+lastPort.Add(1)%many)
-		if ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", addr); err == nil {
-			_ = ln.Close()
-			return addr
-		}
-	}
-	t.Fatalf("no port from %d to %d is free", from, from+many)
-	return ""
 }
 
 // start runs the server in the foreground of a child and waits until it is ready.

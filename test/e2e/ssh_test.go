@@ -20,6 +20,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/program"
 )
 
 // secureShell has the programs of OpenSSH use a server.
@@ -200,7 +201,7 @@ while True:
     c, _ = s.accept(); c.sendall(b"HTTP/1.0 200 OK\r\n\r\nsocket"); c.close()' >/dev/null 2>&1 &`), "", 0)
 	var at [4]string
 	for i := range at {
-		at[i] = freeAddr(t)
+		at[i] = program.Address(t)
 	}
 	cmd := w.command("ssh", "-N", "-L", at[0]+":localhost:8080", "-L", at[1]+":/tmp/socket", "-L", at[2]+":169.254.169.254:80", "-D", at[3], w.host())
 	var stderr lockedText

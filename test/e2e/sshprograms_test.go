@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/testkit/program"
 )
 
 // testSSHGit pushes to a repository in a sandbox, and clones it.
@@ -40,7 +42,7 @@ func testSSHGit(t *testing.T, w *secureShell) {
 // testSSHEditor does what the remote modes of editors do: one connection with a shell, whose standard input has a script that starts a server and
 // prints its port, and with dynamic forwarding, by which the editor reaches that port.
 func testSSHEditor(t *testing.T, w *secureShell) {
-	socks := freeAddr(t)
+	socks := program.Address(t)
 	cmd := w.command("ssh", "-T", "-D", socks, w.host(), "bash")
 	stdin, err := cmd.StdinPipe()
 	if err != nil {

@@ -39,7 +39,7 @@ func startCollector(t *testing.T) *collector {
 		t.Fatalf("docs/observability.md has no configuration with %s:\n%s", documented, config)
 	}
 	dir := t.TempDir()
-	c := &collector{address: freeAddr(t), file: filepath.Join(dir, "traces.json")}
+	c := &collector{address: program.Address(t), file: filepath.Join(dir, "traces.json")}
 	if err := os.WriteFile(filepath.Join(dir, "first.yaml"), []byte(strings.ReplaceAll(config, documented, c.address)), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
+	"github.com/barchan-dev/barchan/internal/testkit/program"
 )
 
 // TestUnavailable: a request that an API server does not answer is to be tried again; one that its caller ended is not.
@@ -26,21 +27,20 @@ func TestUnavailable(t *testing.T) {
 		"caller's limit":  {serve: func(net.Conn) {}, limit: time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = l.Close() }()
-			if tt.serve == nil {
-				_ = l.Close()
-			} else {
+			address := program.Address(t)
+			if tt.serve != nil {
+				l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = l.Close() }()
 				go func() {
 					for c, err := l.Accept(); err == nil; c, err = l.Accept() {
 						tt.serve(c)
 					}
 				}()
 			}
-			api, err := rest.UnversionedRESTClientFor(&rest.Config{Host: l.Addr().String(), ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs}})
+			api, err := rest.UnversionedRESTClientFor(&rest.Config{Host: address, ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -35,6 +34,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd/ctrdtest"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/pull"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/program"
 )
 
 // guarded is a registry that two users may pull from.
@@ -165,10 +165,7 @@ func TestPullErrors(t *testing.T) {
 	s := started(t, pull.Config{}, nil)
 	g := newGuarded(t)
 	g.open.Store(true)
-	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
-	silent := ln.Addr().String()
-	must(t, ln.Close())
+	silent := program.Address(t)
 	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
 	t.Cleanup(broken.Close)
 	for ref, want := range map[string]string{

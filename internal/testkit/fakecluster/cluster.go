@@ -350,6 +350,15 @@ func wait[T client.Object](ctx context.Context, c *Cluster, what string, key typ
 	}
 }
 
+// CurrentSandbox reads one sandbox of a namespace.
+func (c *Cluster) CurrentSandbox(ctx context.Context, namespace string, id sandbox.ID) (*agents.Sandbox, error) {
+	s, err := c.SandboxByID(ctx, id)
+	if err == nil && s.Namespace != namespace {
+		return nil, fmt.Errorf("sandbox %s: %w", id, errs.ErrNotFound)
+	}
+	return s, err
+}
+
 // SandboxByID reads one sandbox.
 func (c *Cluster) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
 	all, err := c.Sandboxes(ctx, "")

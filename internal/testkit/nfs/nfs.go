@@ -27,14 +27,7 @@ type Server struct {
 // Start starts a server. It ends with the test.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &Server{Address: listener.Addr().String(), Dir: t.TempDir()}
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	s := &Server{Address: program.Address(t), Dir: t.TempDir()}
 	if err := os.Chmod(s.Dir, 0o777); err != nil { //nolint:gosec // exported
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -34,14 +33,7 @@ type Server struct {
 // Start starts a server with buckets. It ends with the test.
 func Start(t testing.TB, buckets ...string) *Server {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &Server{Address: listener.Addr().String(), dir: t.TempDir()}
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	s := &Server{Address: program.Address(t), dir: t.TempDir()}
 	for _, name := range append(buckets, "../meta") {
 		if err := os.MkdirAll(filepath.Join(s.dir, "buckets", name), 0o755); err != nil {
 			t.Fatal(err)

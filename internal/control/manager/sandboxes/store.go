@@ -51,6 +51,8 @@ type Objects interface {
 // Cache reads sandboxes from memory and returns copies; a sandbox that it lacks is an errs.ErrNotFound.
 type Cache interface {
 	SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error)
+	// CurrentSandbox reads the API server where the cache's watch has been cut off; it bounds how often.
+	CurrentSandbox(ctx context.Context, namespace string, id sandbox.ID) (*agents.Sandbox, error)
 	Sandboxes(ctx context.Context, namespace string) ([]*agents.Sandbox, error) // shared
 	// WaitSandbox blocks until done returns true or an error. done gets nil once the sandbox is gone.
 	WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error)
@@ -153,15 +155,22 @@ func (st *Store) find(ctx context.Context, namespace, id string) (*agents.Sandbo
 	return s, err
 }
 
-// findAny returns the tenant's sandbox, dead or alive.
+// findAny returns the tenant's sandbox, dead or alive. Where the watch has been cut off, the API server has been read before there
+// is none, unless it is known to have ended.
 func (st *Store) findAny(ctx context.Context, namespace, id string) (*agents.Sandbox, error) {
 	parsed, err := sandbox.ParseID(id)
 	if err != nil {
 		return nil, NotFound(id)
 	}
 	s, err := st.owned(ctx, parsed)
-	if errors.Is(err, errs.ErrNotFound) || (err == nil && s.Namespace != namespace) {
-		return nil, hasEnded(id, st.Routes.Ended(namespace, parsed))
+	why := ""
+	if errors.Is(err, errs.ErrNotFound) {
+		if why = st.Routes.Ended(namespace, parsed); why == "" {
+			s, err = st.Cache.CurrentSandbox(ctx, namespace, parsed)
+		}
+	}
+	if errors.Is(err, errs.ErrNotFound) || (err == nil && (s.Namespace != namespace || pool.MemberOf(s) != "")) {
+		return nil, hasEnded(id, why)
 	}
 	return s, err
 }
@@ -177,8 +186,10 @@ func (st *Store) owned(ctx context.Context, id sandbox.ID) (*agents.Sandbox, err
 			s, err = a, nil
 		}
 	}
-	if errors.Is(err, errs.ErrNotFound) || (err == nil && pool.MemberOf(s) != "") {
+	if errors.Is(err, errs.ErrNotFound) {
 		s, err = st.findByHint(ctx, id)
+	} else if err == nil && pool.MemberOf(s) != "" { // another replica may have claimed it
+		s, err = st.read(ctx, client.ObjectKeyFromObject(s), id)
 	}
 	if err == nil && pool.MemberOf(s) != "" {
 		err = errs.ErrNotFound
@@ -189,19 +200,26 @@ func (st *Store) owned(ctx context.Context, id sandbox.ID) (*agents.Sandbox, err
 	return s, nil
 }
 
-// findByHint reads a sandbox that another replica created or claimed and pushed before the watch showed it.
+// findByHint reads a sandbox that another replica created and pushed before the watch showed it.
 // Without a route it does not read the API server. None is an errs.ErrNotFound.
 func (st *Store) findByHint(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
 	known, ok := st.Routes.Name(id)
 	if !ok {
 		return nil, errs.ErrNotFound
 	}
+	return st.read(ctx, known, id)
+}
+
+// read reads a sandbox from the API server. Another of its name is an errs.ErrNotFound.
+func (st *Store) read(ctx context.Context, key types.NamespacedName, id sandbox.ID) (*agents.Sandbox, error) {
 	s := &agents.Sandbox{}
-	err := st.Objects.Get(ctx, known, s)
-	if apierrors.IsNotFound(err) || (err == nil && sandbox.IDOf(s.UID) != id) {
+	if err := st.Objects.Get(ctx, key, s); err != nil {
+		return nil, apistatus.From("read sandbox "+key.String(), err)
+	}
+	if sandbox.IDOf(s.UID) != id {
 		return nil, errs.ErrNotFound
 	}
-	return s, err
+	return s, nil
 }
 
 // change applies mutate to the tenant's sandbox and writes it, again on a newer version after a conflict. It
