@@ -30,7 +30,7 @@ if [[ ${1:-} == --kube ]]; then
 	shift
 	TEST_PART=kube
 	PKG=${PKG:-./test/kube/...}
-	scripts/tool.sh kubernetes helm kwok agent-sandbox-{controller,client,e2e,e2e-extensions}
+	scripts/tool.sh kubernetes kube-apiserver-oldest helm kwok agent-sandbox-{controller,client,e2e,e2e-extensions}
 elif [[ ${1:-} == --all ]]; then
 	shift
 	TEST_PART=all

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,9 +16,10 @@ import (
 
 // A shared server is started by the first test that needs it.
 type shared struct {
-	once   sync.Once
-	server *kubecluster.Server
-	err    error // of the start
+	program string // empty: kube-apiserver
+	once    sync.Once
+	server  *kubecluster.Server
+	err     error // of the start
 }
 
 var (
@@ -25,11 +27,13 @@ var (
 	kube shared
 	// podKube is that of the tests whose controller acts on all sandboxes of a cluster.
 	podKube shared
+	// oldest is of the oldest release that we support.
+	oldest = shared{program: "kube-apiserver-oldest"}
 )
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	for _, s := range []*shared{&kube, &podKube} {
+	for _, s := range []*shared{&kube, &podKube, &oldest} {
 		if s.server == nil {
 			continue
 		}
@@ -55,7 +59,7 @@ func (s *shared) start(t *testing.T) *rest.Config {
 	if os.Getenv("TEST_PART") == "fast" {
 		t.Skip("SKIPPED: make test-all runs it")
 	}
-	program := kubecluster.FindProgram(t, "kube-apiserver")
+	program := kubecluster.FindProgram(t, cmp.Or(s.program, "kube-apiserver"))
 	s.once.Do(func() {
 		if s.server, s.err = kubecluster.StartServer(context.Background(), program); s.err != nil {
 			return

@@ -112,6 +112,11 @@ func startSandboxes(t *testing.T, cfg *rest.Config, machine *checkpointsuite.Mac
 // TestClaims: the controller of claims does on Kubernetes what it does on the embedded server.
 func TestClaims(t *testing.T) {
 	cfg, controllers := startWithControllers(t)
+	runClaims(t, cfg, controllers)
+}
+
+func runClaims(t *testing.T, cfg *rest.Config, controllers bool) {
+	t.Helper()
 	claimsuite.Run(t, claimsuite.Config{
 		REST: cfg, NoCollector: !controllers,
 		New: func(p claimsuite.Parts) (claimsuite.Starter, error) {

@@ -4,7 +4,7 @@
 // A read returns the caller's own copy. An errs.ErrNotFound means that the cache does not hold the
 // object; before a caller stops or deletes anything for it, it reads the API server ([Cache.Live]).
 //
-// Locks: the mutexes of notifier, fresh, lookups and watchErrors are never held together.
+// Locks: the mutexes of notifier, fresh, lookups, continuity and watchErrors are never held together.
 package cache
 
 import (
@@ -65,6 +65,7 @@ type Cache struct {
 	waits     *notifier
 	fresh     *fresh
 	lookups   *lookups
+	sandboxes *continuity
 	kinds     []kind                  // set by New
 	stores    map[reflect.Type]*store // by kind; set by New
 	errors    *watchErrors
@@ -94,7 +95,7 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	mapper := fixedMapper(scheme)
 	watched := rest.CopyConfig(cfg.REST)
 	watched.Wrap(failures.listen)
-	waits := newNotifier()
+	waits, sandboxes := newNotifier(), &continuity{}
 	informers, err := crcache.New(watched, crcache.Options{
 		ByObject: map[client.Object]crcache.ByObject{
 			&corev1.Pod{}: podSelection(), &corev1.Service{}: serviceSelection(), &networkingv1.NetworkPolicy{}: ourSelection(), &policyv1.PodDisruptionBudget{}: ourSelection(),
@@ -102,7 +103,11 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 		DefaultTransform: newTransform(cfg.Trim),
 		Scheme:           scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: failures.note,
 		NewInformer: func(from toolscache.ListerWatcher, o runtime.Object, resync time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
-			return toolscache.NewSharedIndexInformer(&relisting{from, func() { waits.notifyAll(reflect.TypeOf(o)) }}, o, resync, by)
+			r := &relisting{ListerWatcher: from, relisted: func() { waits.notifyAll(reflect.TypeOf(o)) }}
+			if _, is := o.(*agents.Sandbox); is {
+				r.watches = sandboxes
+			}
+			return toolscache.NewSharedIndexInformer(r, o, resync, by)
 		},
 	})
 	if err != nil {
@@ -112,7 +117,7 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the API client: %w", err)
 	}
-	c := &Cache{informers: informers, live: live, waits: waits, errors: failures, stores: map[reflect.Type]*store{}}
+	c := &Cache{informers: informers, live: live, waits: waits, errors: failures, sandboxes: sandboxes, stores: map[reflect.Type]*store{}}
 	c.fresh = newFresh(func(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
 		return read(ctx, live, key, &extensions.SandboxTemplate{})
 	})

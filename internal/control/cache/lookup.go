@@ -27,12 +27,16 @@ const (
 	maxLookupPause = 5 * time.Second
 )
 
-// CurrentSandbox returns the sandbox of a namespace that has the ID, from a read of the API server that began after the call: for an ID
-// that the cache does not have, where its watch may be behind. An errs.ErrNotFound means that there is none.
+// CurrentSandbox returns the sandbox of a namespace that has the ID, for an ID that the cache does not have. Where the watch of
+// sandboxes has been cut off lately it reads the API server; otherwise there is none, but for one of the last milliseconds. An
+// errs.ErrNotFound means that there is none.
 //
 // The API server has no index of IDs, so the names of all sandboxes of the namespace are listed. Calls share lists, of which one is in
 // flight for each namespace, with a pause after each.
 func (c *Cache) CurrentSandbox(ctx context.Context, namespace string, id sandbox.ID) (*agents.Sandbox, error) {
+	if !c.sandboxes.broken() {
+		return nil, fmt.Errorf("sandbox %s: %w", id, errs.ErrNotFound)
+	}
 	limited, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	name, err := c.lookups.find(limited, namespace, id)

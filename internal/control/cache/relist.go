@@ -16,6 +16,7 @@ import (
 type relisting struct {
 	toolscache.ListerWatcher
 	relisted func()
+	watches  *continuity // nil: of no interest
 }
 
 func (r *relisting) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
@@ -28,12 +29,16 @@ func (r *relisting) ListWithContext(ctx context.Context, opts metav1.ListOptions
 
 func (r *relisting) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	w, err := toolscache.ToWatcherWithContext(r.ListerWatcher).WatchWithContext(ctx, opts)
-	if err != nil || opts.SendInitialEvents == nil || !*opts.SendInitialEvents {
-		return w, err //nolint:wrapcheck // the informer compares it
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the informer compares it
 	}
-	l := &listingWatch{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
-	go l.pass(r.relisted) // ends with the watch, or by Stop
-	return l, nil
+	lists := opts.SendInitialEvents != nil && *opts.SendInitialEvents
+	if lists {
+		l := &listingWatch{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
+		go l.pass(r.relisted) // ends with the watch, or by Stop
+		w = l
+	}
+	return r.watches.follow(w, lists), nil
 }
 
 // listingWatch is a watch that begins with all existing objects.

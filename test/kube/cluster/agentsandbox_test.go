@@ -63,7 +63,7 @@ func (b *barchan) test(program string, args ...string) {
 	b.Helper()
 	cmd := b.Command(b.Context(), program, append([]string{"-test.v", "-test.timeout=10m"}, args...)...)
 	cmd.Dir = b.TempDir()
-	cmd.Env = append(cmd.Env, "ARTIFACTS="+cmd.Dir, "PATH="+filepath.Dir(kubecluster.FindProgram(b.T, "kubectl"))+":"+os.Getenv("PATH"))
+	cmd.Env = append(cmd.Env, "SANDBOX_RUNTIME_CLASS="+kubecluster.RuntimeClassGVisor, "SANDBOX_POOL_SIZES=4", "ARTIFACTS="+cmd.Dir, "PATH="+filepath.Dir(kubecluster.FindProgram(b.T, "kubectl"))+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
 	text := string(out)
 	switch {

@@ -80,6 +80,7 @@ await sbx.kill()
 	t.Run("helm test", func(t *testing.T) { b.in(t).helmTest() })
 	t.Run("upstream's manifest", func(t *testing.T) { b.in(t).plainSandbox() })
 	t.Run("pool and claim", func(t *testing.T) { b.in(t).pool() })
+	t.Run("missing image", func(t *testing.T) { b.in(t).missingImage() })
 	t.Run("commands", func(t *testing.T) { b.in(t).commands() })
 	t.Run("leader", func(t *testing.T) { b.in(t).anotherLeader() })
 	t.Run("two replicas", func(t *testing.T) { b.in(t).twoReplicas() })
@@ -268,6 +269,21 @@ console.log((await sbx.commands.run('echo $CLAIMED $OF_THE_TEMPLATE')).stdout.tr
 		}
 		return nil
 	})
+}
+
+// missingImage has a create not wait for an image that nobody has.
+func (b *barchan) missingImage() {
+	b.apply(`
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxTemplate
+metadata: {name: broken, namespace: default}
+spec: {podTemplate: {spec: {containers: [{name: main, image: "` + registryAt + `/none:1"}]}}}
+`)
+	out := b.sdk("import { Sandbox } from 'e2b'\nawait Sandbox.create('broken').catch((e) => console.log(String(e)))")
+	if !strings.Contains(out, "the sandbox cannot start: container main: ImagePullBackOff: ") {
+		b.Errorf("the SDK printed %q", out)
+	}
+	b.kubectl("delete", "sandboxtemplate", "broken")
 }
 
 // logs verifies that the output of a sandbox's program is read where a replica may, and that its log says so where it may not.

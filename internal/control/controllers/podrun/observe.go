@@ -16,6 +16,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/podsource"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
@@ -77,12 +78,14 @@ func (r *Runner) observed(s *agents.Sandbox, pods []*corev1.Pod) sandbox.Observe
 		seen.State, seen.StartedAt, seen.Probed = sandbox.ContainerRunning, startOf(pod), isReady(pod)
 		seen.Message = "Pod is Ready"
 		if !seen.Probed {
-			seen.Message = cmp.Or(troubleOf(pod), "Pod is Running but not Ready")
+			_, trouble := troubleOf(pod)
+			seen.Message = cmp.Or(trouble, "Pod is Running but not Ready")
 		} else if seen.Service != "" {
 			seen.Message = "Pod is Ready; Service Exists"
 		}
 	default:
-		seen.State, seen.Message = sandbox.ContainerPending, troubleOf(pod)
+		seen.State = sandbox.ContainerPending
+		seen.Reason, seen.Message = troubleOf(pod)
 		if seen.Progressing = seen.Message == ""; seen.Progressing {
 			seen.Message = fmt.Sprintf("Pod exists with phase: %s", cmp.Or(pod.Status.Phase, corev1.PodPending))
 			if s.Status.NodeName == "" { // a Pod without trouble runs soon, and the status of that has the node
@@ -166,19 +169,26 @@ func condition(pod *corev1.Pod, kind corev1.PodConditionType) *corev1.PodConditi
 }
 
 // troubleOf returns why a Pod does not get ready, in Kubernetes' words: it is not scheduled, or a container waits for what it
-// cannot get. Empty without trouble.
-func troubleOf(pod *corev1.Pod) string {
+// cannot get. The text is empty without trouble. The reason is not where clients should not wait for the end of the trouble.
+func troubleOf(pod *corev1.Pod) (reason, text string) {
 	if c := condition(pod, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
-		return strings.Join(nonEmpty(c.Reason, c.Message), ": ")
+		return "", strings.Join(nonEmpty(c.Reason, c.Message), ": ")
 	}
 	for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
 		for _, c := range list {
 			if w := c.State.Waiting; w != nil && w.Reason != "PodInitializing" && w.Reason != "ContainerCreating" {
-				return fmt.Sprintf("container %s: %s", c.Name, strings.Join(nonEmpty(w.Reason, w.Message), ": "))
+				return lastingReasons[w.Reason], fmt.Sprintf("container %s: %s", c.Name, strings.Join(nonEmpty(w.Reason, w.Message), ": "))
 			}
 		}
 	}
-	return strings.Join(nonEmpty(pod.Status.Reason, pod.Status.Message), ": ") // of a node that is lost
+	return "", strings.Join(nonEmpty(pod.Status.Reason, pod.Status.Message), ": ") // of a node that is lost
+}
+
+// lastingReasons are the reasons of condition Ready by those of a container that waits for a change by somebody. A kubelet
+// tries to get an image once more before it says ImagePullBackOff.
+var lastingReasons = map[string]string{
+	"ImagePullBackOff": sandbox.ReasonImage, "InvalidImageName": sandbox.ReasonImage, "ErrImageNeverPull": sandbox.ReasonImage,
+	podsource.ReasonConfig: podsource.ReasonConfig,
 }
 
 // endOf returns why a Pod has ended.

@@ -36,6 +36,22 @@ func TestNodeOfPendingPod(t *testing.T) {
 	}
 }
 
+// TestLastingTrouble: clients are told not to wait for an image that cannot be pulled, or for a Secret that is missing.
+func TestLastingTrouble(t *testing.T) {
+	r := newRunner(Config{Placer: &placement.Placer{}})
+	for waits, want := range map[string]string{
+		"ErrImagePull": "", "ImagePullBackOff": "ImageUnavailable", "InvalidImageName": "ImageUnavailable", "ErrImageNeverPull": "ImageUnavailable",
+		"CreateContainerConfigError": "CreateContainerConfigError", "CreateContainerError": "", "ContainerCreating": "",
+	} {
+		pod := &corev1.Pod{}
+		pod.Status.Phase = corev1.PodPending
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: waits}}}}
+		if got := r.observed(&agents.Sandbox{}, []*corev1.Pod{pod}).Reason; got != want {
+			t.Errorf("%s: reason %q, want %q", waits, got, want)
+		}
+	}
+}
+
 // TestScheduledOfPod: the Pod's condition is passed on.
 func TestScheduledOfPod(t *testing.T) {
 	r := newRunner(Config{Placer: &placement.Placer{}})

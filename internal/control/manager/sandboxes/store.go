@@ -51,7 +51,7 @@ type Objects interface {
 // Cache reads sandboxes from memory and returns copies; a sandbox that it lacks is an errs.ErrNotFound.
 type Cache interface {
 	SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error)
-	// CurrentSandbox reads the API server; it bounds how often.
+	// CurrentSandbox reads the API server where the cache's watch has been cut off; it bounds how often.
 	CurrentSandbox(ctx context.Context, namespace string, id sandbox.ID) (*agents.Sandbox, error)
 	Sandboxes(ctx context.Context, namespace string) ([]*agents.Sandbox, error) // shared
 	// WaitSandbox blocks until done returns true or an error. done gets nil once the sandbox is gone.
@@ -155,8 +155,8 @@ func (st *Store) find(ctx context.Context, namespace, id string) (*agents.Sandbo
 	return s, err
 }
 
-// findAny returns the tenant's sandbox, dead or alive. The API server has been read before there is none, unless it is known to have
-// ended: the watch may be behind, or cut off.
+// findAny returns the tenant's sandbox, dead or alive. Where the watch has been cut off, the API server has been read before there
+// is none, unless it is known to have ended.
 func (st *Store) findAny(ctx context.Context, namespace, id string) (*agents.Sandbox, error) {
 	parsed, err := sandbox.ParseID(id)
 	if err != nil {
