@@ -168,7 +168,9 @@ func (w *Work) program(ctx context.Context, s *started, user, what, dir string, 
 	env := map[string]string{}
 	maps.Copy(env, w.settings.Env)
 	maps.Copy(env, more)
+	shown := w.showLog(ctx)
 	exit, err := agent.Exec(ctx, shell(script, args...), envd.ExecOptions{Stdout: out, Stderr: trouble, Env: env, Dir: dir})
+	shown()
 	if err != nil {
 		return w.agentError(ctx, s, what, err)
 	}
