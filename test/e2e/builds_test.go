@@ -64,6 +64,7 @@ func TestTemplateBuilds(t *testing.T) {
 		t.Skip("SKIPPED: a whole server needs root")
 	}
 	s := newServer(t)
+	s.set("BARCHAN_SANDBOX_DISK", buildDisk)
 	s.start()
 	s.must("image", "build", "base")
 	const image = "image: " + baseImage
@@ -205,6 +206,7 @@ func TestTemplateBuilds(t *testing.T) {
 			t.Errorf("%v, %+v", b.Labels, b.Status)
 		}
 	})
+	t.Run("hostile archives", func(t *testing.T) { s.in(t).archives(t) })
 	t.Run("deleted while it runs", func(t *testing.T) {
 		s := s.in(t)
 		s.apply(fmt.Sprintf(buildManifest, "seven", "never", image, `{type: Run, args: ["sleep 600"]}`, "", ""))

@@ -35,7 +35,8 @@ const (
 // Store has the images; package images implements it.
 type Store interface {
 	List(ctx context.Context) ([]images.Info, error)
-	Remove(ctx context.Context, ref string, unusedSince time.Time) (bool, error)
+	Untag(ctx context.Context, ref string, unusedSince time.Time) (bool, error)
+	Collect(ctx context.Context) error
 }
 
 // Node knows what was made from images, and their sizes.
@@ -238,8 +239,16 @@ func (c *Collector) users(ctx context.Context, have *objects, list []images.Info
 	return have.users(one.Ref, made, checkpoints), nil
 }
 
-// remove removes unused images that may go, until the total is down to a goal.
-func (c *Collector) remove(ctx context.Context, s *stock, may func(*images.Info) bool, goal int64) (removed []images.Info, err error) {
+// remove removes unused images that may go, until the total is down to a goal, and then frees the space of all at once.
+func (c *Collector) remove(ctx context.Context, s *stock, may func(*images.Info) bool, goal int64) ([]images.Info, error) {
+	removed, err := c.untag(ctx, s, may, goal)
+	if len(removed) > 0 {
+		err = errors.Join(err, c.cfg.Store.Collect(ctx))
+	}
+	return removed, err
+}
+
+func (c *Collector) untag(ctx context.Context, s *stock, may func(*images.Info) bool, goal int64) (removed []images.Info, err error) {
 	have, err := c.objects(ctx)
 	if err != nil {
 		return nil, err
@@ -260,7 +269,7 @@ func (c *Collector) remove(ctx context.Context, s *stock, may func(*images.Info)
 		if !users.none() {
 			continue
 		}
-		gone, err := c.cfg.Store.Remove(ctx, x.Ref, s.at)
+		gone, err := c.cfg.Store.Untag(ctx, x.Ref, s.at)
 		if err != nil && !errors.Is(err, errs.ErrNotFound) {
 			return removed, err
 		}

@@ -51,7 +51,7 @@ tar -xzf "$archive" -C "$tree"
 cd -- "$tree"
 source=${source#./}; source=${source%/}; IFS=
 case $source in '' | .) set -- . ;; *) set -- $source ;; esac
-[ -e "$1" ] || [ -L "$1" ] || { echo "the archive has no $2" >&2; exit 1; }
+[ -e "$1" ] || [ -L "$1" ] || { echo "the archive has no $source" >&2; exit 1; }
 [ $# -eq 1 ] || case $dest in */) ;; *) dest=$dest/ ;; esac
 for from; do
 	[ -z "$owner" ] || chown -hR -- "$owner" "$from"
