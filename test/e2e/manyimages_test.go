@@ -51,7 +51,6 @@ func TestThousandsOfImages(t *testing.T) {
 	s.base = helloImage(t, helloProgram(t), "many")
 	data := s.value("BARCHAN_DATA_DIR")
 	s.admin = adminclient.New(filepath.Join(data, "run", "admin.sock"), data)
-	s.set("BARCHAN_IMAGE_STORE", "0")
 	s.took("start without images", s.start)
 	s.took(fmt.Sprintf("pull %d images", manyImages), func() { s.pullAll(0, manyImages) })
 

@@ -46,7 +46,7 @@ type Node interface {
 
 // Sizes measures images; package ctrd implements it.
 type Sizes interface {
-	PartsOf(ctx context.Context, digest string) (ctrd.Parts, error)
+	PartsOf(ctx context.Context, ref, digest string) (ctrd.Parts, error)
 }
 
 // Config configures New. All of it is required.
@@ -190,7 +190,7 @@ func (c *Collector) measure(ctx context.Context) (*stock, error) {
 		return cmp.Or(a.LastUsed.Compare(b.LastUsed), cmp.Compare(a.Ref, b.Ref))
 	})
 	for i := range s.images {
-		parts, err := c.cfg.Sizes.PartsOf(ctx, s.images[i].Digest)
+		parts, err := c.cfg.Sizes.PartsOf(ctx, s.images[i].Ref, s.images[i].Digest)
 		if err != nil && !errors.Is(err, errs.ErrNotFound) && !errors.Is(err, errs.ErrInvalid) {
 			return nil, err
 		}

@@ -55,7 +55,7 @@ func (s *fakeStore) ImageUsers(_ context.Context, digest string) ([]sandbox.Ref,
 	return nil, nil, nil
 }
 
-func (s *fakeStore) PartsOf(_ context.Context, digest string) (ctrd.Parts, error) {
+func (s *fakeStore) PartsOf(_ context.Context, _, digest string) (ctrd.Parts, error) {
 	return s.parts[digest], nil
 }
 

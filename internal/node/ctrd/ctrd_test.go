@@ -143,7 +143,7 @@ func TestCollect(t *testing.T) {
 		imgs, err := c.Import(t.Context(), tarOf(t, name, image(t, name)), 0, "", nil)
 		must(t, err)
 		digests[name] = imgs[0].Digest
-		if _, err := c.PartsOf(t.Context(), imgs[0].Digest); err != nil {
+		if _, err := c.PartsOf(t.Context(), name, imgs[0].Digest); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -155,7 +155,7 @@ func TestCollect(t *testing.T) {
 		t.Errorf("untagged twice: %v", err)
 	}
 	must(t, c.Collect(t.Context()))
-	if _, err := c.PartsOf(t.Context(), digests["x.test/a:1"]); !errors.Is(err, errs.ErrNotFound) {
+	if _, err := c.PartsOf(t.Context(), "x.test/a:1", digests["x.test/a:1"]); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("content of the untagged image: %v", err)
 	}
 	if img, err := c.Resolve(t.Context(), "x.test/b:1"); err != nil {

@@ -19,14 +19,16 @@ type tail struct {
 
 // add adds the lines of a message, with the step that they are of.
 func (t *tail) add(step, message string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	var more []string
 	for text := range strings.Lines(message) {
 		if text = plain(text); text != "" {
-			t.lines = append(t.lines, shorten("["+step+"] "+text))
+			more = append(more, shorten("["+step+"] "+text))
 		}
 	}
-	t.lines = slices.Clone(t.lines[max(0, len(t.lines)-barchan.BuildLogLines):])
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := slices.Concat(t.lines, more)
+	t.lines = all[max(0, len(all)-barchan.BuildLogLines):]
 }
 
 func (t *tail) get() []string {
