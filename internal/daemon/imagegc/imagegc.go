@@ -28,6 +28,8 @@ import (
 const (
 	// every is how often the images are measured besides after pulls.
 	every = 5 * time.Minute
+	// settle is how long after a pull the images are measured, since others may follow.
+	settle = time.Second
 	// lowWater is the part of the limit, in percent, that a removal goes down to.
 	lowWater = 90
 )
@@ -92,6 +94,11 @@ func (c *Collector) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-c.kick:
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(settle):
+			}
 		case <-tick.C:
 		}
 		err := c.Room(ctx, 0)
