@@ -2836,6 +2836,25 @@ func schema_barchan_api_barchan_v1alpha1_TemplateBuildStatus(ref common.Referenc
 							Format:      "",
 						},
 					},
+					"log": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Log has the last lines of the build's log, each after its step: at most 20, of 400 bytes. While a step or the start command runs, new ones appear after two seconds.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 					"templateID": {
 						SchemaProps: spec.SchemaProps{
 							Description: "TemplateID is the template's ID in the E2B API.",

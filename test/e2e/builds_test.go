@@ -64,6 +64,7 @@ func TestTemplateBuilds(t *testing.T) {
 		t.Skip("SKIPPED: a whole server needs root")
 	}
 	s := newServer(t)
+	s.set("BARCHAN_SANDBOX_DISK", buildDisk)
 	s.start()
 	s.must("image", "build", "base")
 	const image = "image: " + baseImage
@@ -95,6 +96,9 @@ func TestTemplateBuilds(t *testing.T) {
 		why := b.Status.Conditions[0].Message
 		if b.Status.Phase != barchan.BuildFailed || b.Status.FailedStep != "2" || why != "failed to run command 'echo no >&2; exit 3': command failed: exit status 3" {
 			t.Errorf("%+v: %s", b.Status, why)
+		}
+		if n := len(b.Status.Log); n < 2 || !slices.Equal(b.Status.Log[n-2:], []string{"[2] no", "[2] " + why}) {
+			t.Errorf("its log in the status: %q", b.Status.Log)
 		}
 		b = s.built("five", "broken", image, `{type: User, args: [root123]}`, "", "")
 		why = b.Status.Conditions[0].Message
@@ -177,6 +181,32 @@ func TestTemplateBuilds(t *testing.T) {
 	})
 	t.Run("a Dockerfile with stages", func(t *testing.T) { s.in(t).stages(t) })
 	t.Run("an object with stages", func(t *testing.T) { s.in(t).objects(t) })
+	t.Run("its log is in its status while it runs", func(t *testing.T) {
+		s := s.in(t)
+		s.apply(fmt.Sprintf(buildManifest, "talks", "talks", image, `{type: Run, args: ["echo first; sleep 6; echo second"]}, {type: Run, args: ["true"]}`, "", ""))
+		c, b := s.client(), &barchan.TemplateBuild{}
+		eventually.True(t, "the first line is in the status", func() bool {
+			if err := c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "talks"}, b); err != nil {
+				t.Fatal(err)
+			}
+			return slices.Contains(b.Status.Log, "[1] first")
+		})
+		if b.Ended() || b.Status.Step != 1 {
+			t.Errorf("the line is there when the step has ended: %+v", b.Status)
+		}
+		before := b.DeepCopy()
+		b.Labels = map[string]string{"of": "another"} // a write between two of the build's own
+		if err := c.Patch(t.Context(), b, client.MergeFrom(before)); err != nil {
+			t.Fatal(err)
+		}
+		b = s.ended("talks")
+		text := strings.Join(b.Status.Log, "\n")
+		if b.Status.Phase != barchan.BuildReady || b.Labels["of"] == "" || strings.Count(text, "[1] second") != 1 || strings.Contains(text, "anew") ||
+			!strings.HasSuffix(text, "[finalize] template talks is ready") {
+			t.Errorf("%v, %+v", b.Labels, b.Status)
+		}
+	})
+	t.Run("hostile archives", func(t *testing.T) { s.in(t).archives(t) })
 	t.Run("deleted while it runs", func(t *testing.T) {
 		s := s.in(t)
 		s.apply(fmt.Sprintf(buildManifest, "seven", "never", image, `{type: Run, args: ["sleep 600"]}`, "", ""))

@@ -56,6 +56,17 @@ func testDisks(t *testing.T, s *server) {
 		_, uses, _ := strings.Cut(out, "Uses")
 		return strings.Contains(out, "memory, 64.0 MiB disk") && strings.Contains(uses, "memory, 6") && strings.Contains(uses, "MiB disk")
 	})
+	// The disk of a claim is part of forks and pauses, and each fork's own.
+	fork := strings.TrimSpace(s.data("fork", "neighbour"))
+	if out := s.data("exec", fork, "--", "sh", "-c", "stat -c %s /data/big; echo fork > /data/own; head -c 100000000 /dev/zero 2>&1 > /data/more; true"); !strings.HasPrefix(out, "20000000\n") || !strings.Contains(out, "No space left") {
+		t.Errorf("the claim of a fork: %q", out)
+	}
+	s.must("pause", "neighbour")
+	s.must("resume", "neighbour")
+	if out := sh("neighbour", "stat -c %s /data/*"); out != "20000000\n" {
+		t.Errorf("the claim after a fork and a pause: %q", out)
+	}
+	s.must("rm", fork)
 	for _, name := range names {
 		s.mustKubectl("", "delete", "sandbox", name)
 	}

@@ -41,6 +41,12 @@ const (
 	BuildStepFinalize = "finalize"
 )
 
+// Bounds of status.log, in lines, and in bytes of a line.
+const (
+	BuildLogLines = 20
+	BuildLogLine  = 400
+)
+
 // Labels and annotations of builds.
 const (
 	// LabelBuild names the TemplateBuild that a template, a sandbox or a checkpoint was last made by.
@@ -291,6 +297,11 @@ type TemplateBuildStatus struct {
 	// finalize for the end.
 	// +optional
 	FailedStep string `json:"failedStep,omitempty"`
+	// Log has the last lines of the build's log, each after its step: at most 20, of 400 bytes. While a step or the start command runs,
+	// new ones appear after two seconds.
+	// +optional
+	// +listType=atomic
+	Log []string `json:"log,omitempty"`
 	// TemplateID is the template's ID in the E2B API.
 	// +optional
 	TemplateID string `json:"templateID,omitempty"`

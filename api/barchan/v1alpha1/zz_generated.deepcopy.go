@@ -520,6 +520,11 @@ func (in *TemplateBuildStatus) DeepCopyInto(out *TemplateBuildStatus) {
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.Log != nil {
+		in, out := &in.Log, &out.Log
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.StartedAt != nil {
 		in, out := &in.StartedAt, &out.StartedAt
 		*out = (*in).DeepCopy()

@@ -254,7 +254,7 @@ func classify(shown string, err error) error {
 	case errors.Is(err, unix.ENXIO):
 		return is(errs.ErrInvalid, "is not a regular file")
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return is(ErrFull, "does not fit: the disk is full")
+		return is(ErrFull, "does not fit: the volume's disk is full, or has the most files that it can have")
 	case errors.Is(err, unix.ENAMETOOLONG):
 		return is(errs.ErrInvalid, "is too long")
 	case strings.Contains(err.Error(), "escapes from parent"): // os has no value for it

@@ -214,6 +214,9 @@ func TestBuildStages(t *testing.T) {
 	b.reason = &template.Reason{Step: "one/base", Message: "no such image"}
 	s.run(file, args...).want(t, 1, "", "barchan: Dockerfile:1: FROM a: no such image\n")
 
+	b.reason = &template.Reason{Step: "image/base", Message: "no such image"}
+	s.run("FROM b\nRUN x\nCOPY --from=uv:1 /uv /bin/\n", "build", "-t", "web", "-f", "-", dir).want(t, 1, "", "barchan: Dockerfile:3: from=uv:1: no such image\n")
+
 	b.started = nil
 	for secret, want := range map[string]string{
 		"t":                  `--secret: "t" is none of id, src and env`,

@@ -72,7 +72,7 @@ func (t *translator) copyStage(c command, what *copying, from string) {
 		t.fault(c.line, "COPY --from=%s: an inline file is of no stage", from)
 		return
 	}
-	stage, err := t.stageNamed(from)
+	stage, err := t.stageNamed(from, c.line)
 	if err != nil {
 		t.fault(c.line, "COPY --from=%s: %v", from, err)
 		return

@@ -59,7 +59,9 @@ type Stage struct {
 // Source is what a build starts from: an image or a template.
 type Source struct {
 	Image, Template string
-	Line            int // of FROM
+	// Line is of FROM or, with the Text of it, of the instruction that takes files of an image.
+	Line int
+	Text string
 }
 
 // Step is one instruction of a build.

@@ -215,7 +215,7 @@ CMD x
 		"stage-2 (2) alpine:7",
 		"test (test) golang:1:2", "USER root", "WORKDIR /", "COPY app.py / root:root ''", "RUN '/bin/sh -c make'", "COPY /etc/os-release / '' ''", "RUN '/bin/sh -c test'",
 		"build-it (build_it) golang:1:2", "USER root", "WORKDIR /", "COPY app.py / root:root ''", "RUN '/bin/sh -c make'",
-		"image (ghcr.io/astral-sh/uv:latest) ghcr.io/astral-sh/uv:latest:12",
+		"image (ghcr.io/astral-sh/uv:latest) ghcr.io/astral-sh/uv:latest:15",
 		"own debian", "USER root", "WORKDIR /", "COPY /a /c/ 7:7 0755", "COPY /x/./y / '' ''", "COPY /uv /bin/ '' ''", "RUN '/bin/sh -c use'", "USER user", "WORKDIR /home/user",
 	}
 	if !slices.Equal(got, want) {

@@ -112,7 +112,7 @@ func (t *translator) mountSecret(out *template.Mount, m *instructions.Mount) err
 func (t *translator) bind(step *Step, out *template.Mount, index int, m *instructions.Mount) (err error) {
 	out.Type = template.MountBind
 	if m.From != "" {
-		out.Stage, err = t.stageNamed(m.From)
+		out.Stage, err = t.stageNamed(m.From, step.Line)
 		out.Source = path.Clean("/" + m.Source)
 		return err
 	}

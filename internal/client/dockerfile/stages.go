@@ -281,8 +281,8 @@ func (t *translator) end() {
 	}
 }
 
-// stageNamed returns the name of a stage or an image in the plan, and adds it if it is new.
-func (t *translator) stageNamed(from string) (string, error) {
+// stageNamed returns the name of a stage or an image in the plan, and adds it if it is new. line has the instruction that takes its files.
+func (t *translator) stageNamed(from string, line int) (string, error) {
 	at, is := t.lookup(from)
 	switch {
 	case strings.EqualFold(from, "scratch"):
@@ -294,7 +294,7 @@ func (t *translator) stageNamed(from string) (string, error) {
 			return "", errors.New("there is no such stage")
 		}
 		return t.addStage("image:"+from, "image", from, func() (Source, []Step) {
-			return Source{Image: from, Line: t.all[t.at].line}, nil
+			return Source{Image: from, Line: line, Text: "from=" + from}, nil
 		}), nil
 	}
 	title := t.title(at)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -133,8 +132,7 @@ func (s imageStore) Remove(ctx context.Context, ref string, force bool) error {
 	if err := users.Refusal(ref, force); err != nil {
 		return err
 	}
-	_, err = p.Machine.Node.Images().Remove(ctx, ref, time.Time{})
-	return err
+	return p.Machine.Node.Images().Remove(ctx, ref)
 }
 
 // Prune removes images that nothing uses: those that were pulled, and on request the others.
@@ -152,16 +150,18 @@ func (s imageStore) Prune(ctx context.Context, req adminclient.PruneRequest) ([]
 }
 
 func (s imageStore) described(ctx context.Context, img ctrd.Image) (adminclient.Image, error) {
-	list, err := s.List(ctx)
+	p, err := s.own(ctx)
 	if err != nil {
 		return adminclient.Image{}, err
 	}
-	for _, x := range list {
-		if x.Ref == img.Ref {
-			return x, nil
-		}
+	found, err := p.Machine.Node.Images().Named(ctx, img.Ref)
+	if err != nil {
+		return adminclient.Image{}, err
 	}
-	return adminclient.Image{Ref: img.Ref, Digest: img.Digest}, nil
+	if len(found) == 0 { // removed meanwhile
+		return adminclient.Image{Ref: img.Ref, Digest: img.Digest}, nil
+	}
+	return wireImage(&found[0]), nil
 }
 
 func wireImage(x *images.Info) adminclient.Image {

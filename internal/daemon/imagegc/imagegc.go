@@ -28,6 +28,8 @@ import (
 const (
 	// every is how often the images are measured besides after pulls.
 	every = 5 * time.Minute
+	// settle is how long after a pull the images are measured, since others may follow.
+	settle = time.Second
 	// lowWater is the part of the limit, in percent, that a removal goes down to.
 	lowWater = 90
 )
@@ -35,7 +37,8 @@ const (
 // Store has the images; package images implements it.
 type Store interface {
 	List(ctx context.Context) ([]images.Info, error)
-	Remove(ctx context.Context, ref string, unusedSince time.Time) (bool, error)
+	Untag(ctx context.Context, ref string, unusedSince time.Time) (bool, error)
+	Collect(ctx context.Context) error
 }
 
 // Node knows what was made from images, and their sizes.
@@ -45,7 +48,7 @@ type Node interface {
 
 // Sizes measures images; package ctrd implements it.
 type Sizes interface {
-	PartsOf(ctx context.Context, digest string) (ctrd.Parts, error)
+	PartsOf(ctx context.Context, ref, digest string) (ctrd.Parts, error)
 }
 
 // Config configures New. All of it is required.
@@ -91,6 +94,11 @@ func (c *Collector) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-c.kick:
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(settle):
+			}
 		case <-tick.C:
 		}
 		err := c.Room(ctx, 0)
@@ -189,7 +197,7 @@ func (c *Collector) measure(ctx context.Context) (*stock, error) {
 		return cmp.Or(a.LastUsed.Compare(b.LastUsed), cmp.Compare(a.Ref, b.Ref))
 	})
 	for i := range s.images {
-		parts, err := c.cfg.Sizes.PartsOf(ctx, s.images[i].Digest)
+		parts, err := c.cfg.Sizes.PartsOf(ctx, s.images[i].Ref, s.images[i].Digest)
 		if err != nil && !errors.Is(err, errs.ErrNotFound) && !errors.Is(err, errs.ErrInvalid) {
 			return nil, err
 		}
@@ -238,8 +246,16 @@ func (c *Collector) users(ctx context.Context, have *objects, list []images.Info
 	return have.users(one.Ref, made, checkpoints), nil
 }
 
-// remove removes unused images that may go, until the total is down to a goal.
-func (c *Collector) remove(ctx context.Context, s *stock, may func(*images.Info) bool, goal int64) (removed []images.Info, err error) {
+// remove removes unused images that may go, until the total is down to a goal, and then frees the space of all at once.
+func (c *Collector) remove(ctx context.Context, s *stock, may func(*images.Info) bool, goal int64) ([]images.Info, error) {
+	removed, err := c.untag(ctx, s, may, goal)
+	if len(removed) > 0 {
+		err = errors.Join(err, c.cfg.Store.Collect(ctx))
+	}
+	return removed, err
+}
+
+func (c *Collector) untag(ctx context.Context, s *stock, may func(*images.Info) bool, goal int64) (removed []images.Info, err error) {
 	have, err := c.objects(ctx)
 	if err != nil {
 		return nil, err
@@ -260,7 +276,7 @@ func (c *Collector) remove(ctx context.Context, s *stock, may func(*images.Info)
 		if !users.none() {
 			continue
 		}
-		gone, err := c.cfg.Store.Remove(ctx, x.Ref, s.at)
+		gone, err := c.cfg.Store.Untag(ctx, x.Ref, s.at)
 		if err != nil && !errors.Is(err, errs.ErrNotFound) {
 			return removed, err
 		}

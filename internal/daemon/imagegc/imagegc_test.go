@@ -29,16 +29,23 @@ type fakeStore struct {
 	templates []string // names of images
 	fails     error
 	touched   string // used between the decision and its removal
+	untagged  int    // since the last Collect
 }
 
 func (s *fakeStore) List(context.Context) ([]images.Info, error) { return slices.Clone(s.images), nil }
 
-func (s *fakeStore) Remove(_ context.Context, ref string, _ time.Time) (bool, error) {
+func (s *fakeStore) Untag(_ context.Context, ref string, _ time.Time) (bool, error) {
 	if ref == s.touched {
 		return false, nil
 	}
 	s.images = slices.DeleteFunc(s.images, func(x images.Info) bool { return x.Ref == ref })
+	s.untagged++
 	return true, nil
+}
+
+func (s *fakeStore) Collect(context.Context) error {
+	s.untagged = 0
+	return nil
 }
 
 func (s *fakeStore) ImageUsers(_ context.Context, digest string) ([]sandbox.Ref, []sandbox.CheckpointRef, error) {
@@ -48,7 +55,7 @@ func (s *fakeStore) ImageUsers(_ context.Context, digest string) ([]sandbox.Ref,
 	return nil, nil, nil
 }
 
-func (s *fakeStore) PartsOf(_ context.Context, digest string) (ctrd.Parts, error) {
+func (s *fakeStore) PartsOf(_ context.Context, _, digest string) (ctrd.Parts, error) {
 	return s.parts[digest], nil
 }
 
@@ -118,8 +125,8 @@ func TestEviction(t *testing.T) {
 			if err := c.Room(t.Context(), tt.room); !errors.Is(err, tt.want) || (err != nil && tt.want == nil) {
 				t.Errorf("room for %d: %v, want %v", tt.room, err, tt.want)
 			}
-			if got := s.left(); got != tt.left {
-				t.Errorf("images %s are left, want %s", got, tt.left)
+			if got := s.left(); got != tt.left || s.untagged != 0 {
+				t.Errorf("images %s are left, want %s; the content of %d removed ones is", got, tt.left, s.untagged)
 			}
 		})
 	}

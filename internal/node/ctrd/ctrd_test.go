@@ -135,6 +135,39 @@ func removedIsNotFound(t *testing.T, c *Client) {
 	}
 }
 
+// TestCollect has the content of an untagged image removed, and no other's.
+func TestCollect(t *testing.T) {
+	c := started(t)
+	digests := map[string]string{}
+	for _, name := range []string{"x.test/a:1", "x.test/b:1"} {
+		imgs, err := c.Import(t.Context(), tarOf(t, name, image(t, name)), 0, "", nil)
+		must(t, err)
+		digests[name] = imgs[0].Digest
+		if _, err := c.PartsOf(t.Context(), name, imgs[0].Digest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if list, err := c.Images(t.Context(), "x.test/b:1", "x.test/c:1"); err != nil || len(list) != 1 || list[0].Digest != digests["x.test/b:1"] || list[0].Size == 0 {
+		t.Errorf("listed by name %+v, %v", list, err)
+	}
+	must(t, c.UntagImage(t.Context(), "x.test/a:1"))
+	if err := c.UntagImage(t.Context(), "x.test/a:1"); !errors.Is(err, errs.ErrNotFound) {
+		t.Errorf("untagged twice: %v", err)
+	}
+	must(t, c.Collect(t.Context()))
+	if _, err := c.PartsOf(t.Context(), "x.test/a:1", digests["x.test/a:1"]); !errors.Is(err, errs.ErrNotFound) {
+		t.Errorf("content of the untagged image: %v", err)
+	}
+	if img, err := c.Resolve(t.Context(), "x.test/b:1"); err != nil {
+		t.Error(err)
+	} else if _, err := c.Prepare(t.Context(), "of-b", img); err != nil {
+		t.Error(err)
+	}
+	if list, err := c.Images(t.Context()); err != nil || len(list) != 1 {
+		t.Errorf("listed %+v, %v", list, err)
+	}
+}
+
 func TestPullFromLoopbackRegistry(t *testing.T) {
 	c := started(t)
 	server := httptest.NewServer(registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, 0))))

@@ -12,6 +12,7 @@ import (
 
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
@@ -54,6 +55,23 @@ type imageCache struct {
 	mu       sync.Mutex
 	byDigest map[digest.Digest]Image // +checklocks:mu
 	sizes    map[string]Parts        // by digest, of unpacked images; +checklocks:mu
+	packed   map[string]int64        // compressed bytes by digest; +checklocks:mu
+}
+
+func (c *imageCache) size(target string) (int64, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, ok := c.packed[target]
+	return n, ok
+}
+
+func (c *imageCache) sized(target string, n int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.packed == nil {
+		c.packed = map[string]int64{}
+	}
+	c.packed[target] = n
 }
 
 func (c *imageCache) parts(target string) (Parts, bool) {
@@ -88,10 +106,14 @@ func (c *imageCache) put(d digest.Digest, img Image) {
 	c.byDigest[d] = img
 }
 
-func (c *imageCache) drop() {
+// drop forgets an image whose content may go, and which others are unpacked: one of the same layers may have relied on its
+// snapshots. What was measured of others stays: thousands would have to be measured after each removal.
+func (c *imageCache) drop(target string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.byDigest, c.sizes = nil, nil
+	c.byDigest = nil
+	delete(c.sizes, target)
+	delete(c.packed, target)
 }
 
 // Normalize completes a reference by a registry and a tag. The error is an errs.ErrInvalid.
@@ -269,19 +291,23 @@ func (c *Client) CheckPull(ctx context.Context, img Image, creds pull.Credential
 	return kind(fmt.Sprintf("check access to image %q", img.Ref), c.puller.Check(ctx, exact, creds))
 }
 
-// Images lists the local images by name.
-func (c *Client) Images(ctx context.Context) ([]ImageInfo, error) {
+// Images lists the local images by name; with whole names, those alone.
+func (c *Client) Images(ctx context.Context, names ...string) ([]ImageInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
-	found, err := c.api.ListImages(ctx)
+	filters := make([]string, len(names))
+	for i, name := range names {
+		filters[i] = fmt.Sprintf("name==%q", name)
+	}
+	found, err := c.api.ListImages(ctx, filters...)
 	if err != nil {
 		return nil, kind("list images", err)
 	}
 	result := make([]ImageInfo, 0, len(found))
 	for _, img := range found {
 		info := ImageInfo{Ref: img.Name(), Digest: img.Target().Digest.String(), Created: img.Metadata().CreatedAt, Labels: img.Labels()}
-		if info.Size, err = img.Size(ctx); err != nil {
-			return nil, kind(fmt.Sprintf("measure image %q", img.Name()), err)
+		if info.Size, err = c.sizeOf(ctx, img); err != nil {
+			return nil, err
 		}
 		result = append(result, info)
 	}
@@ -289,18 +315,53 @@ func (c *Client) Images(ctx context.Context) ([]ImageInfo, error) {
 	return result, nil
 }
 
-// RemoveImage removes an image's name; sandboxes keep their snapshots. A missing one is an
+// sizeOf returns the compressed bytes of an image. They are read once: a list of thousands would read the content of all.
+func (c *Client) sizeOf(ctx context.Context, img containerd.Image) (int64, error) {
+	target := img.Target().Digest.String()
+	if n, ok := c.images.size(target); ok {
+		return n, nil
+	}
+	n, err := img.Size(ctx)
+	if err != nil {
+		return 0, kind(fmt.Sprintf("measure image %q", img.Name()), err)
+	}
+	c.images.sized(target, n)
+	return n, nil
+}
+
+// RemoveImage removes an image's name, and what nothing else needs of it; sandboxes keep their snapshots. A missing one is an
 // errs.ErrNotFound.
 func (c *Client) RemoveImage(ctx context.Context, ref string) error {
+	return c.removeImage(ctx, ref, images.SynchronousDelete())
+}
+
+// UntagImage is RemoveImage, but leaves the content to the next Collect, which looks at the content of all images.
+func (c *Client) UntagImage(ctx context.Context, ref string) error { return c.removeImage(ctx, ref) }
+
+func (c *Client) removeImage(ctx context.Context, ref string, opts ...images.DeleteOpt) error {
 	full, err := Normalize(ref)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := c.removal(ctx)
 	defer cancel()
-	c.images.drop()
-	err = c.api.ImageService().Delete(ctx, full, images.SynchronousDelete())
+	meta, err := c.api.ImageService().Get(ctx, full)
+	if err == nil {
+		c.images.drop(meta.Target.Digest.String())
+		err = c.api.ImageService().Delete(ctx, full, opts...)
+	}
 	return kind(fmt.Sprintf("remove image %q", full), err)
+}
+
+// Collect removes the content that nothing needs. containerd does the same by itself, some time after a start or many changes.
+func (c *Client) Collect(ctx context.Context) error {
+	ctx, cancel := c.removal(ctx)
+	defer cancel()
+	l, err := c.api.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(partTime))
+	if err == nil {
+		err = c.api.LeasesService().Delete(ctx, l, leases.SynchronousDelete)
+	}
+	return kind("remove unused content", err)
 }
 
 // countingReader reports the bytes read: at first, and every mebibyte.

@@ -182,7 +182,7 @@ func (c *Client) RemoveImageOf(ctx context.Context, ref string, target digest.Di
 		return nil
 	}
 	if err == nil {
-		c.images.drop()
+		c.images.drop(target.String())
 		err = c.api.ImageService().Delete(ctx, ref, images.SynchronousDelete(), images.DeleteTarget(&meta.Target))
 	}
 	if errdefs.IsNotFound(err) {

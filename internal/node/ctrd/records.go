@@ -47,8 +47,8 @@ func (p Parts) Sum() (sum int64) {
 	return sum
 }
 
-// PartsOf returns what an image takes on the disk. Content that is missing is left out.
-func (c *Client) PartsOf(ctx context.Context, target string) (Parts, error) {
+// PartsOf returns what an image, by its whole name and its digest, takes on the disk. Content that is missing is left out.
+func (c *Client) PartsOf(ctx context.Context, ref, target string) (Parts, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	if p, ok := c.images.parts(target); ok {
@@ -62,9 +62,16 @@ func (c *Client) PartsOf(ctx context.Context, target string) (Parts, error) {
 		return nil, kind(action, err)
 	}
 	all := Parts{target: info.Size}
-	one, err := c.ImageContent(ctx, target)
+	meta, err := c.api.ImageService().Get(ctx, ref) // by its digest, all images would be read
+	if err == nil && meta.Target.Digest != d {
+		err = errdefs.ErrNotFound
+	}
 	if err != nil {
-		return nil, err
+		return nil, kind(action, err)
+	}
+	one, err := c.content(ctx, meta.Target)
+	if err != nil {
+		return nil, kind(action, err)
 	}
 	all[one.Manifest.Digest.String()] = one.Manifest.Size
 	m, err := images.Manifest(ctx, store, one.Manifest, platforms.All)

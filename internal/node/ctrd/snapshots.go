@@ -72,7 +72,7 @@ func (c *Client) Prepare(ctx context.Context, key string, img Image) (Rootfs, er
 	}
 	if errdefs.IsNotFound(err) {
 		// The image and its layers were removed after the lookup.
-		c.images.drop()
+		c.images.drop(img.Digest)
 		err = fmt.Errorf("image %q is no longer unpacked: %w: %w", img.Ref, err, errs.ErrUnavailable)
 	}
 	if err != nil {

@@ -226,8 +226,13 @@ type Info struct {
 }
 
 // List returns all images by name.
-func (s *Store) List(ctx context.Context) ([]Info, error) {
-	list, err := s.cfg.Containerd.Images(ctx)
+func (s *Store) List(ctx context.Context) ([]Info, error) { return s.list(ctx) }
+
+// Named returns the image of a whole name, if there is one.
+func (s *Store) Named(ctx context.Context, ref string) ([]Info, error) { return s.list(ctx, ref) }
+
+func (s *Store) list(ctx context.Context, names ...string) ([]Info, error) {
+	list, err := s.cfg.Containerd.Images(ctx, names...)
 	if err != nil {
 		return nil, err
 	}
@@ -253,18 +258,28 @@ func (s *Store) List(ctx context.Context) ([]Info, error) {
 	return out, nil
 }
 
-// Remove removes an image, unless it was used after a time; zero: in any case. It reports whether it did.
-func (s *Store) Remove(ctx context.Context, ref string, unusedSince time.Time) (bool, error) {
+// Remove removes an image.
+func (s *Store) Remove(ctx context.Context, ref string) error {
+	err := s.cfg.Containerd.RemoveImage(ctx, ref)
+	failpoint.Reach("images/removed")
+	return err
+}
+
+// Untag removes an image, unless it was used after a time, and leaves its content to Collect. It reports whether it did.
+func (s *Store) Untag(ctx context.Context, ref string, unusedSince time.Time) (bool, error) {
 	s.mu.Lock()
 	used := s.used[ref]
 	s.mu.Unlock()
-	if !unusedSince.IsZero() && used.After(unusedSince) {
+	if used.After(unusedSince) {
 		return false, nil
 	}
-	err := s.cfg.Containerd.RemoveImage(ctx, ref)
+	err := s.cfg.Containerd.UntagImage(ctx, ref)
 	failpoint.Reach("images/removed")
 	return err == nil, err
 }
+
+// Collect frees the space of removed images.
+func (s *Store) Collect(ctx context.Context) error { return s.cfg.Containerd.Collect(ctx) }
 
 // flight is a pull that others may wait for.
 type flight struct {

@@ -31,6 +31,7 @@ import (
 	"sync"
 	"syscall"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
@@ -100,6 +101,14 @@ type use struct {
 
 func (u *use) over(bytes, files int64) bool {
 	return u.measured.Partial || u.measured.Bytes+u.taken.Bytes+bytes > u.capacity || u.measured.Files+u.taken.Files+files > volumetree.MaxFiles
+}
+
+// bound returns what keeps an upload of so many bytes out, and the remedy.
+func (u *use) bound(bytes int64) string {
+	if u.measured.Partial || u.measured.Bytes+u.taken.Bytes+bytes <= u.capacity {
+		return fmt.Sprintf("it has at most %d files; remove some", volumetree.MaxFiles)
+	}
+	return fmt.Sprintf("its capacity is %s; remove files, or raise spec.capacity", resource.NewQuantity(u.capacity, resource.BinarySI))
 }
 
 // Open reads the directory of all volumes, or makes it, and removes what an earlier process left half-made or half-removed.
@@ -511,7 +520,7 @@ func (s *Store) Take(ref volumetree.Ref, bytes, files int64) error {
 		return errs.Public(errs.ErrUnavailable, fmt.Sprintf("volume %q is being measured; try again", ref.Name))
 	}
 	if (bytes > 0 || files > 0) && u.over(bytes, files) {
-		return errs.Public(volumetree.ErrFull, fmt.Sprintf("volume %q is full: its capacity is %d bytes and %d files", ref.Name, u.capacity, volumetree.MaxFiles))
+		return errs.Public(volumetree.ErrFull, fmt.Sprintf("volume %q is full: %s", ref.Name, u.bound(bytes)))
 	}
 	u.taken.Bytes += bytes
 	u.taken.Files += files

@@ -154,8 +154,11 @@ func TestTake(t *testing.T) {
 	if err := s.Take(ref, 1<<19, 1); err != nil {
 		t.Error(err)
 	}
-	if err := s.Take(ref, 1<<20, 0); !errors.Is(err, volumetree.ErrFull) {
+	if err := s.Take(ref, 1<<20, 0); !errors.Is(err, volumetree.ErrFull) || !strings.Contains(err.Error(), "its capacity is 2Mi; remove files, or raise") {
 		t.Errorf("beyond the capacity: %v", err)
+	}
+	if err := s.Take(ref, 0, volumetree.MaxFiles); !errors.Is(err, volumetree.ErrFull) || !strings.Contains(err.Error(), "it has at most 1000000 files") {
+		t.Errorf("beyond the number of files: %v", err)
 	}
 	if err := s.Take(ref, -(1 << 19), -1); err != nil {
 		t.Error(err)

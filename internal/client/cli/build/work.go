@@ -1,6 +1,7 @@
 package build
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -264,7 +265,7 @@ func (w *work) failure(reason *template.Reason) *Failure {
 			f.Message = strings.TrimPrefix(f.Message, "failed to run command '"+step.Args[0]+"': ")
 		}
 	case word == "base" && l != nil:
-		f.Line, f.Text = l.from.Line, "FROM "+l.from.Image+l.from.Template
+		f.Line, f.Text = l.from.Line, cmp.Or(l.from.Text, "FROM "+l.from.Image+l.from.Template)
 	case reason.Step == "finalize" && w.plan.StartCommand != "":
 		f.Text = "start of " + w.plan.StartCommand
 	}

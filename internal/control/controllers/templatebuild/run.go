@@ -8,9 +8,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -166,14 +168,30 @@ func (w *work) ready(status *barchan.TemplateBuildStatus, is metav1.ConditionSta
 	})
 }
 
-// write writes a changed status, conditional on the version read.
+// write writes a changed status with the last lines of the log, conditional on the version read: that of another write that was between is read again.
 func (w *work) write(ctx context.Context, status *barchan.TemplateBuildStatus) error {
+	status.Log = w.Log.Tail()
 	if apiequality.Semantic.DeepEqual(&w.Build.Status, status) {
 		return nil
 	}
 	b := w.Build.DeepCopy()
 	b.Status = *status
-	if err := w.r.Client.Status().Update(ctx, b); err != nil {
+	err := w.r.Client.Status().Update(ctx, b)
+	for range writeTries { // a label, say, is written by others; the status is not
+		if !apierrors.IsConflict(err) {
+			break
+		}
+		now := &barchan.TemplateBuild{}
+		if err := w.r.Client.Get(ctx, client.ObjectKeyFromObject(b), now); err != nil {
+			return fmt.Errorf("read build %s again: %w", b.Name, err)
+		}
+		if now.UID != b.UID {
+			return fmt.Errorf("write status of build %s: another has its name: %w", b.Name, err)
+		}
+		b.ObjectMeta = now.ObjectMeta
+		err = w.r.Client.Status().Update(ctx, b)
+	}
+	if err != nil {
 		return fmt.Errorf("write status of build %s: %w", b.Name, err)
 	}
 	w.Build = b

@@ -204,7 +204,7 @@ func (s *Service) steps(namespace, at string, wire []Step) (steps []barchan.Buil
 			Type: kind, Args: w.Args, FilesHash: w.FilesHash, From: w.From, Mounts: w.Mounts, Network: barchan.BuildNetwork(w.Network), Force: w.Force,
 		}
 		if kind == barchan.StepCopy && s.lacks(namespace, w.FilesHash) {
-			return nil, apistatus.Refuse(errs.ErrInvalid, "%ssteps[%d].filesHash: the files of step %d (COPY %.80s) are not on the server; upload them first", at, i, i+1, strings.Join(w.Args, " "))
+			return nil, apistatus.Refuse(errs.ErrInvalid, "%ssteps[%d].filesHash: the files of step %d (COPY %.80s) are not on the server; upload them first", at, i, i+1, strings.TrimRight(strings.Join(w.Args, " "), " "))
 		}
 		for k := range w.Mounts {
 			if m := &w.Mounts[k]; m.Type == barchan.MountBind && s.lacks(namespace, m.FilesHash) {

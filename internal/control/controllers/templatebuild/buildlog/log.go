@@ -27,18 +27,22 @@ type Log struct {
 	level string
 	line  []byte
 	mask  masks
+	tail  *tail // of all writers of the log
 }
 
 var _ io.Writer = (*Log)(nil)
 
-// New returns the log of a build, at level info. No line that is written to it has a secret of the build.
-func New(store *builds.Store, trouble *slog.Logger, build types.UID, step string) *Log {
-	return &Log{store: store, trouble: trouble, build: build, Step: step, level: builds.LevelInfo, mask: masksOf(store.Secrets(build))}
+// New returns the log of a build, at level info, whose last lines so far are known. No line that is written to it has a secret of the build.
+func New(store *builds.Store, trouble *slog.Logger, build types.UID, step string, last []string) *Log {
+	return &Log{store: store, trouble: trouble, build: build, Step: step, level: builds.LevelInfo, mask: masksOf(store.Secrets(build)), tail: &tail{lines: last}}
 }
+
+// Tail returns the last lines of the log, for the status of the build. Any goroutine may call it.
+func (l *Log) Tail() []string { return l.tail.get() }
 
 // Output returns a writer for output at a level, of the step that the log is at.
 func (l *Log) Output(level string) *Log {
-	return &Log{store: l.store, trouble: l.trouble, build: l.build, Step: l.Step, level: level, mask: l.mask}
+	return &Log{store: l.store, trouble: l.trouble, build: l.build, Step: l.Step, level: level, mask: l.mask, tail: l.tail}
 }
 
 // maxLine bounds a line of output; longer ones are divided.
@@ -46,7 +50,9 @@ const maxLine = 8 << 10
 
 // Say adds a line. A log that cannot be written ends no build.
 func (l *Log) Say(level, format string, args ...any) {
-	err := l.store.Append(l.build, builds.Entry{Timestamp: time.Now().UTC(), Level: level, Message: fmt.Sprintf(format, args...), Step: l.Step})
+	message := fmt.Sprintf(format, args...)
+	l.tail.add(l.Step, message)
+	err := l.store.Append(l.build, builds.Entry{Timestamp: time.Now().UTC(), Level: level, Message: message, Step: l.Step})
 	if err != nil {
 		l.trouble.Warn("log of a template build not written", telemetry.Error, err)
 	}

@@ -111,6 +111,9 @@ func TestCopyScript(t *testing.T) {
 				t.Errorf("%s, %v: %v\n%s", name, shell, err, text)
 				continue
 			}
+			if tt.fails && string(text) != "the archive has no "+tt.source+"\n" {
+				t.Errorf("%s, %v: %q", name, shell, text)
+			}
 			if name == "link" {
 				if to, err := os.Readlink(out + "/sub/l"); to != "a" {
 					t.Errorf("%v: the link leads to %q, %v", shell, to, err)

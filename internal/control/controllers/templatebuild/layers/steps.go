@@ -51,7 +51,7 @@ tar -xzf "$archive" -C "$tree"
 cd -- "$tree"
 source=${source#./}; source=${source%/}; IFS=
 case $source in '' | .) set -- . ;; *) set -- $source ;; esac
-[ -e "$1" ] || [ -L "$1" ] || { echo "the archive has no $2" >&2; exit 1; }
+[ -e "$1" ] || [ -L "$1" ] || { echo "the archive has no $source" >&2; exit 1; }
 [ $# -eq 1 ] || case $dest in */) ;; *) dest=$dest/ ;; esac
 for from; do
 	[ -z "$owner" ] || chown -hR -- "$owner" "$from"
@@ -168,7 +168,9 @@ func (w *Work) program(ctx context.Context, s *started, user, what, dir string, 
 	env := map[string]string{}
 	maps.Copy(env, w.settings.Env)
 	maps.Copy(env, more)
+	shown := w.showLog(ctx)
 	exit, err := agent.Exec(ctx, shell(script, args...), envd.ExecOptions{Stdout: out, Stderr: trouble, Env: env, Dir: dir})
+	shown()
 	if err != nil {
 		return w.agentError(ctx, s, what, err)
 	}

@@ -84,7 +84,7 @@ type Work struct {
 // Begin returns an attempt at a build, of which nothing has been done.
 func (r *Runner) Begin(b *barchan.TemplateBuild, call Callbacks) *Work {
 	return &Work{
-		r: r, Build: b, call: call, chain: &chain{}, Log: buildlog.New(r.Store, r.Log, b.UID, barchan.BuildStepBase),
+		r: r, Build: b, call: call, chain: &chain{}, Log: buildlog.New(r.Store, r.Log, b.UID, barchan.BuildStepBase, b.Status.Log),
 	}
 }
 
