@@ -2,7 +2,8 @@
 # Builds bin/barchan and bin/barchan-agent, both static, with the version in them.
 # release also builds the bench; images builds for each architecture, into bin/images. With another argument
 # it builds a server for tests instead: failpoints builds bin/barchan-failpoints, which tests
-# can kill at points of their choice, and race builds bin/barchan-race, which reports data races.
+# can kill at points of their choice, race builds bin/barchan-race, which reports data races, and ahead builds bin/barchan-ahead,
+# whose clock is a minute ahead.
 # bench builds bin/barchan-bench, which `barchan bench` runs.
 source "$(dirname "$0")/lib.sh"
 
@@ -23,6 +24,18 @@ with_race_detector() {
 	CGO_ENABLED=1 go build -buildvcs=false -ldflags "-X main.version=$version" -race -o bin/barchan-race ./cmd/barchan
 }
 
+# with_clock_ahead compiles all with another time.Now, which takes minutes the first time.
+with_clock_ahead() {
+	local source scratch
+	source=$(go env GOROOT)/src/time/time.go
+	scratch=$(mktemp -d)
+	sed 's/^\tsec, nsec, mono := runtimeNow()$/&\n\tsec += 60/' "$source" >"$scratch/time.go"
+	[[ $(diff "$source" "$scratch/time.go" | grep -c '^>') == 1 ]] || die "time.Now of this Go is another than scripts/build.sh knows"
+	printf '{"Replace": {"%s": "%s"}}' "$source" "$scratch/time.go" >"$scratch/overlay.json"
+	go_build "build barchan-ahead" -overlay "$scratch/overlay.json" -buildvcs=false -ldflags "-s -w -X main.version=$version" -o bin/barchan-ahead ./cmd/barchan
+	rm -rf "$scratch"
+}
+
 bench() {
 	go build -buildvcs=false -ldflags "-s -w" -o bin/barchan-bench ./test/bench
 }
@@ -30,6 +43,11 @@ bench() {
 mkdir -p bin
 case ${1:-} in
 failpoints) step "build barchan $version with failpoints" with_failpoints && exit ;;
+ahead)
+	only_one ahead
+	step "build barchan $version with a clock that is ahead" with_clock_ahead
+	exit
+	;;
 race)
 	only_one race # it compiles for minutes what another run would compile too
 	step "build barchan $version with the race detector" with_race_detector

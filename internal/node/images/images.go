@@ -260,7 +260,10 @@ func (s *Store) list(ctx context.Context, names ...string) ([]Info, error) {
 
 // Remove removes an image.
 func (s *Store) Remove(ctx context.Context, ref string) error {
-	err := s.cfg.Containerd.RemoveImage(ctx, ref)
+	return removed(s.cfg.Containerd.RemoveImage(ctx, ref))
+}
+
+func removed(err error) error {
 	failpoint.Reach("images/removed")
 	return err
 }
@@ -273,8 +276,7 @@ func (s *Store) Untag(ctx context.Context, ref string, unusedSince time.Time) (b
 	if used.After(unusedSince) {
 		return false, nil
 	}
-	err := s.cfg.Containerd.UntagImage(ctx, ref)
-	failpoint.Reach("images/removed")
+	err := removed(s.cfg.Containerd.UntagImage(ctx, ref))
 	return err == nil, err
 }
 

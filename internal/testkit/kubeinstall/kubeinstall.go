@@ -40,6 +40,7 @@ type Barchan struct {
 	testing.TB
 	*kubecluster.Cluster
 	bin, secret string
+	program     string              // that runs the roles
 	env         map[string][]string // of Go's runtime in the roles' containers, by Deployment
 }
 
@@ -54,6 +55,19 @@ func Build(t testing.TB) (bin string) {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	return filepath.Join(root, "bin")
+}
+
+// Ahead returns our software as a program runs it whose clock is a minute ahead; it is built if need be, which takes minutes the first
+// time.
+func (b *Barchan) Ahead() *Barchan {
+	b.Helper()
+	script := exec.CommandContext(b.Context(), filepath.Join(Root(b), "scripts", "build.sh"), "ahead")
+	if out, err := script.CombinedOutput(); err != nil {
+		b.Fatalf("build: %v\n%s", err, out)
+	}
+	ahead := *b
+	ahead.program = "barchan-ahead"
+	return &ahead
 }
 
 // Root returns the directory of the module, above that of the test.
@@ -99,7 +113,7 @@ func InstallCRDs(t testing.TB, cfg *rest.Config, dir string) {
 // New gives Barchan its rights in a cluster that has its CRDs, and the namespace default [APIKey]. It starts no role. The programs are in bin.
 func New(t testing.TB, c *kubecluster.Cluster, bin string) *Barchan {
 	t.Helper()
-	b := &Barchan{TB: t, Cluster: c, bin: bin, secret: filepath.Join(t.TempDir(), "token-secret"), env: map[string][]string{}}
+	b := &Barchan{TB: t, Cluster: c, bin: bin, program: "barchan", secret: filepath.Join(t.TempDir(), "token-secret"), env: map[string][]string{}}
 	must(t, os.WriteFile(b.secret, TokenSecret(), 0o600))
 	c.Apply(t, b.rights())
 	sum := sha256.Sum256([]byte(APIKey))

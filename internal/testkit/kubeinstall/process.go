@@ -127,7 +127,7 @@ func (p *Process) Get(ctx context.Context, path string) ([]byte, error) {
 
 // run starts the process.
 func (p *Process) run() error {
-	cmd := p.b.Command(context.WithoutCancel(p.b.Context()), filepath.Join(p.b.bin, "barchan"), p.args...)
+	cmd := p.b.Command(context.WithoutCancel(p.b.Context()), filepath.Join(p.b.bin, p.b.program), p.args...)
 	cmd.Env = append(cmd.Env, p.env...)
 	cmd.Stdout, cmd.Stderr = p.log, p.log
 	running, err := kubecluster.Serve(cmd)

@@ -108,7 +108,7 @@ func install(t testing.TB, name string, files map[string][]byte, args ...string)
 			t.Fatal(err)
 		}
 	}
-	if out, err := run(t, append(args, "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", aside)); err != nil {
+	if out, err := run(t, append(args, "--silent", "--prefer-offline", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", aside)); err != nil {
 		lacking("SKIPPED: npm %s: %v, so real clients are NOT tested\n%s", strings.Join(args, " "), err, out)
 	}
 	if err := os.Rename(aside, home); err != nil {

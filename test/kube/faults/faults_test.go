@@ -63,11 +63,27 @@ type suite struct {
 
 // TestFaults has 100 SandboxClaims and 100 E2B creates be served while leaders and replicas are killed, watches are cut and objects are
 // deleted by hand.
-func TestFaults(t *testing.T) {
-	s := start(t)
+func TestFaults(t *testing.T) { start(t, false).run() }
+
+// TestClocksApart is TestFaults with a controller and a replica whose clocks are a minute ahead of the others' and of Kubernetes'.
+func TestClocksApart(t *testing.T) {
+	s := start(t, true)
+	for i, ahead := range []time.Duration{0, time.Minute} {
+		resp, err := s.http.Get(s.urls[i]) //nolint:noctx // it is ready
+		must(t, err)
+		must(t, resp.Body.Close())
+		if at, err := http.ParseTime(resp.Header.Get("Date")); err != nil || time.Until(at.Add(-ahead)).Abs() > 20*time.Second {
+			t.Fatalf("the clock of replica %d says %s, %v", i, at, err)
+		}
+	}
+	s.run()
+}
+
+func (s *suite) run() {
+	s.Helper()
 	s.fill()
 	s.began = time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), *duration)
+	ctx, cancel := context.WithTimeout(s.Context(), *duration)
 	defer cancel()
 	var background sync.WaitGroup
 	background.Go(func() { s.attackLeaders(ctx) })
@@ -78,7 +94,7 @@ func TestFaults(t *testing.T) {
 	background.Wait()
 	s.note("after the faults: %s", s.load.summary())
 	for _, p := range append(s.controllers, s.replicas...) {
-		eventually.NoError(t, p.Name+" is ready after the faults", p.Ready)
+		eventually.NoError(s, p.Name+" is ready after the faults", p.Ready)
 	}
 	s.checkRecovered()
 	s.note("everything has recovered")
@@ -91,24 +107,29 @@ func (s *suite) note(format string, args ...any) {
 	s.Logf("%7.1fs %s", time.Since(s.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-func start(t *testing.T) *suite {
+// start starts two controllers and two replicas; with apart, the clocks of one of each are ahead.
+func start(t *testing.T, apart bool) *suite {
 	t.Helper()
 	crlog.SetLogger(logr.Discard())
 	c := kubecluster.Start(t, kubecluster.Config{Install: func(cfg *rest.Config) { kubeinstall.InstallCRDs(t, cfg, kubeinstall.CRDs(t)) }})
 	kubefakes.Play(t, c)
 	b := kubeinstall.New(t, c, kubeinstall.Build(t))
+	of := []*kubeinstall.Barchan{b, b}
+	if apart {
+		of[1] = b.Ahead()
+	}
 	s := &suite{T: t, cluster: c, client: watched.Client(t, c.REST), history: newHistory(t), dice: newDice(t), load: newLoad()}
 	c.FollowStored(t, agents.GroupVersion.WithResource("sandboxes").GroupResource(), s.history.sawSandbox)
 	c.FollowStored(t, extensionsGroup.WithResource("sandboxclaims").GroupResource(), s.history.sawClaim)
 	for i := range 2 {
-		s.controllers = append(s.controllers, b.Controller(fmt.Sprintf("controller-%d", i), "barchan.test/agent:1", "--http-addr", fmt.Sprintf("127.0.0.1:771%d", i)))
+		s.controllers = append(s.controllers, of[i].Controller(fmt.Sprintf("controller-%d", i), "barchan.test/agent:1", "--http-addr", fmt.Sprintf("127.0.0.1:771%d", i)))
 	}
 	transport := &http.Transport{DialContext: c.Dial}
 	t.Cleanup(transport.CloseIdleConnections)
 	s.http = &http.Client{Transport: transport}
 	for i := range 2 {
 		address := fmt.Sprintf("%s:770%d", kubecluster.NodeIP, i)
-		s.replicas = append(s.replicas, b.Replica(fmt.Sprintf("replica-%d", i), address))
+		s.replicas = append(s.replicas, of[i].Replica(fmt.Sprintf("replica-%d", i), address))
 		s.urls = append(s.urls, "http://"+address)
 		api, err := sdk.New(sdk.Config{URL: s.urls[i], Key: kubeinstall.APIKey, HTTP: s.http, UserAgent: "faults"})
 		must(t, err)
