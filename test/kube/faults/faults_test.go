@@ -87,7 +87,11 @@ func (s *suite) run() {
 	defer cancel()
 	var background sync.WaitGroup
 	background.Go(func() { s.attackLeaders(ctx) })
-	background.Go(func() { s.rollOut(ctx) })
+	background.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, *duration*3/4) // members of an older revision are replaced as claims come
+		defer cancel()
+		s.rollOut(ctx)
+	})
 	background.Go(func() { s.claimAll(ctx) })
 	s.attack(ctx)
 	s.note("no more faults; requests go on: %s", s.load.summary())
