@@ -81,9 +81,12 @@ func (c *Cluster) list(ctx context.Context, r schema.GroupVersionResource) ([]un
 
 // Purge ends all sandboxes and removes Barchan from the cluster. It may be repeated after an error.
 func (c *Cluster) Purge(ctx context.Context, opt PurgeOptions) error {
-	r, err := c.readRecord(ctx)
+	r, err := c.installed(ctx)
 	if err != nil {
 		return err
+	}
+	if r.By != "" {
+		return fmt.Errorf("the installation in namespace %s is by %s, which must remove it, after the sandboxes (`kubectl delete sandboxclaims,sandboxwarmpools,sandboxes --all -A`): %w", c.cfg.Namespace, r.By, errs.ErrConflict)
 	}
 	if !opt.KeepObjects {
 		for _, resource := range purged {

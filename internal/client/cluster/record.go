@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
@@ -22,6 +23,9 @@ type record struct {
 	Version string
 	Values  Values
 	Objects []reference // in the order of their creation; more than there are, if an installation was interrupted
+	// By is who has made the installation, where it was not Install: "Helm", or whoever applied the manifests. Then Version has the
+	// form of a chart's, Objects are the Deployments of the roles alone, and there are no Values.
+	By string
 }
 
 // reference names an object.
@@ -69,6 +73,31 @@ func (c *Cluster) readRecord(ctx context.Context) (record, error) {
 		return r, fmt.Errorf("ConfigMap %s/%s: %w: %w", c.cfg.Namespace, recordName, err, errs.ErrInvalid)
 	}
 	return r, nil
+}
+
+// installed returns the record, or what the roles' Deployments tell of an installation that Install has not made; an errs.ErrNotFound
+// without an installation.
+func (c *Cluster) installed(ctx context.Context) (record, error) {
+	r, err := c.readRecord(ctx)
+	if !errors.Is(err, errs.ErrNotFound) {
+		return r, err
+	}
+	list, listErr := c.kube.AppsV1().Deployments(c.cfg.Namespace).List(ctx, metav1.ListOptions{LabelSelector: partOf + "=" + partOfUs})
+	if listErr != nil {
+		return r, kubeobjects.Error(listErr)
+	}
+	for i := range list.Items {
+		d := &list.Items[i]
+		r.Version, r.By = d.Labels["app.kubernetes.io/version"], d.Labels[managedBy]
+		if r.By == managedByUs {
+			r.By = "manifests"
+		}
+		r.Objects = append(r.Objects, reference{"apps/v1", kindDeployment, d.Namespace, d.Name})
+	}
+	if len(r.Objects) > 0 {
+		err = nil
+	}
+	return r, err
 }
 
 // writeRecord writes the record of an installation that begins or has ended.

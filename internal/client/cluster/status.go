@@ -25,6 +25,7 @@ const leaseName = "barchan-controller"
 // Status is the state of an installation.
 type Status struct {
 	Version    string         `json:"version"`
+	By         string         `json:"by,omitempty"` // Helm or manifests, where `barchan cluster install` has not installed it
 	Kubernetes string         `json:"kubernetes"`
 	Namespace  string         `json:"namespace"`
 	Roles      []Role         `json:"roles"`
@@ -35,11 +36,11 @@ type Status struct {
 // Status reads the state of the installation; an errs.ErrNotFound without one.
 func (c *Cluster) Status(ctx context.Context) (Status, error) {
 	s := Status{Namespace: c.cfg.Namespace}
-	r, err := c.readRecord(ctx)
+	r, err := c.installed(ctx)
 	if err != nil {
 		return s, err
 	}
-	s.Version = r.Version
+	s.Version, s.By = r.Version, r.By
 	info, err := c.kube.Discovery().ServerVersion()
 	if err != nil {
 		return s, kubeobjects.Error(err)
@@ -81,7 +82,7 @@ func (c *Cluster) leader(ctx context.Context) (string, error) {
 // Doctor checks whether the cluster can run Barchan, and the installation if there is one. Errors of a check are its result.
 func (c *Cluster) Doctor(ctx context.Context) []adminclient.Check {
 	checks := []adminclient.Check{c.checkKubernetes(), c.checkNodes(ctx), c.checkRuntimes(ctx), c.checkUpstream(ctx), c.checkPodSecurity(ctx)}
-	r, err := c.readRecord(ctx)
+	r, err := c.installed(ctx)
 	if errors.Is(err, errs.ErrNotFound) {
 		return append(checks, c.checkRights(ctx), warning("installation", err.Error(), ""))
 	} else if err != nil {
@@ -224,6 +225,13 @@ func (c *Cluster) checkObjects(ctx context.Context, r record) adminclient.Check 
 	}
 	if len(missing) > 0 {
 		return failed(name, fmt.Sprintf("%d of %d objects are missing: %s", len(missing), len(r.Objects), strings.Join(missing, ", ")), "`barchan cluster install` creates them again")
+	}
+	if r.By != "" {
+		detail := fmt.Sprintf("version %s in namespace %s, by %s", r.Version, c.cfg.Namespace, r.By)
+		if own := strings.ReplaceAll(semantic(c.cfg.Version), "+", "_"); r.Version != own {
+			return warning(name, fmt.Sprintf("%s; this program is %s", detail, own), fmt.Sprintf("upgrade it by %s, with the chart or manifests of this program", r.By))
+		}
+		return ok(name, detail)
 	}
 	if r.Version != c.cfg.Version {
 		return warning(name, fmt.Sprintf("version %s; this program is %s", r.Version, c.cfg.Version), "`barchan cluster install` changes it to this program's")

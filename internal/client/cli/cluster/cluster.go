@@ -94,7 +94,11 @@ func (t *target) printStatus(s cluster.Status) error {
 		return t.PrintJSON(s)
 	}
 	const width = 12
-	t.Field(width, "version", s.Version)
+	version := s.Version
+	if s.By != "" {
+		version += ", by " + s.By
+	}
+	t.Field(width, "version", version)
 	t.Field(width, "kubernetes", s.Kubernetes)
 	t.Field(width, "namespace", s.Namespace)
 	for _, r := range s.Roles {

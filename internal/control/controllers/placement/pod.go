@@ -107,13 +107,43 @@ func (p *Placer) addAgentVolume(spec *corev1.PodSpec) {
 	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: agentVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 	spec.InitContainers = slices.Insert(spec.InitContainers, 0, corev1.Container{
 		Name: agentContainer, Image: p.cfg.AgentImage, ImagePullPolicy: corev1.PullIfNotPresent,
-		Command:      []string{"/barchan-agent", "-install", agentDir},
-		VolumeMounts: []corev1.VolumeMount{{Name: agentVolume, MountPath: agentDir}},
-		SecurityContext: &corev1.SecurityContext{
-			AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
-			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-		},
+		Command:         []string{"/barchan-agent", "-install", agentDir},
+		VolumeMounts:    []corev1.VolumeMount{{Name: agentVolume, MountPath: agentDir}},
+		Resources:       copierResources(spec.Containers[0].Resources),
+		SecurityContext: copierSecurity(spec.Containers[0].SecurityContext),
 	})
+}
+
+// copierResources returns the CPU, memory and local storage of the first container for the one that copies the agent, which has ended
+// before that one starts: so the Pod asks for no more, keeps its QoS class, and fits a ResourceQuota or LimitRange that wants a limit of
+// every container.
+func copierResources(first corev1.ResourceRequirements) corev1.ResourceRequirements {
+	of := func(list corev1.ResourceList) (own corev1.ResourceList) {
+		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
+			if quantity, ok := list[name]; ok {
+				if own == nil {
+					own = corev1.ResourceList{}
+				}
+				own[name] = quantity
+			}
+		}
+		return own
+	}
+	return corev1.ResourceRequirements{Requests: of(first.Requests), Limits: of(first.Limits)}
+}
+
+// copierSecurity has the container that copies the agent run as the first container does, without its privileges: a namespace that
+// admits the one then admits the other.
+func copierSecurity(first *corev1.SecurityContext) *corev1.SecurityContext {
+	own := &corev1.SecurityContext{
+		AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
+		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+	}
+	if first != nil {
+		own.RunAsUser, own.RunAsGroup, own.RunAsNonRoot = first.RunAsUser, first.RunAsGroup, first.RunAsNonRoot
+		own.SeccompProfile, own.SELinuxOptions, own.AppArmorProfile = first.SeccompProfile, first.SELinuxOptions, first.AppArmorProfile
+	}
+	return own
 }
 
 // agentCommand returns the hook's command. It holds no secret, for it can be read in the Pod.

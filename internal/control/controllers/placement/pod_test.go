@@ -88,3 +88,36 @@ func TestPodKeepsTheTemplate(t *testing.T) {
 		t.Error("it changed the sandbox")
 	}
 }
+
+// TestCopierFits: the container that copies the agent fits where the first container does: a ResourceQuota wants limits of both, Pod
+// security a user and a seccomp profile, and the QoS class wants equal requests and limits. It gets no device and no privilege.
+func TestCopierFits(t *testing.T) {
+	p := &Placer{cfg: Config{AgentImage: "agent:1"}}
+	spec := &corev1.PodSpec{}
+	if err := yaml.UnmarshalStrict([]byte(`
+containers:
+- name: main
+  resources: {requests: {cpu: 100m, memory: 64Mi, example.com/gpu: 1}, limits: {cpu: "1", memory: 64Mi, ephemeral-storage: 1Gi, example.com/gpu: 1}}
+  securityContext: {privileged: true, runAsUser: 1000, runAsGroup: 1001, runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}, capabilities: {add: [NET_ADMIN]}}
+`), spec); err != nil {
+		t.Fatal(err)
+	}
+	p.addAgentVolume(spec)
+	want := corev1.Container{}
+	if err := yaml.UnmarshalStrict([]byte(`
+resources: {requests: {cpu: 100m, memory: 64Mi}, limits: {cpu: "1", memory: 64Mi, ephemeral-storage: 1Gi}}
+securityContext:
+  {runAsUser: 1000, runAsGroup: 1001, runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}, allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
+`), &want); err != nil {
+		t.Fatal(err)
+	}
+	got := spec.InitContainers[0]
+	if !equality.Semantic.DeepEqual(got.Resources, want.Resources) || !equality.Semantic.DeepEqual(got.SecurityContext, want.SecurityContext) {
+		t.Errorf("got %+v, %+v, want %+v, %+v", got.Resources, got.SecurityContext, want.Resources, want.SecurityContext)
+	}
+	plain := &corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}}
+	p.addAgentVolume(plain)
+	if c := plain.InitContainers[0]; c.Resources.Requests != nil || c.Resources.Limits != nil || c.SecurityContext.RunAsUser != nil {
+		t.Errorf("without any, it has %+v, %+v", c.Resources, c.SecurityContext)
+	}
+}

@@ -73,7 +73,9 @@ func (r *Runner) observed(s *agents.Sandbox, pods []*corev1.Pod) sandbox.Observe
 		}
 	case pod.Status.Phase == corev1.PodSucceeded, pod.Status.Phase == corev1.PodFailed:
 		seen.State, seen.Message = sandbox.ContainerExited, endOf(pod)
-		seen.EntrypointExit = exitCode(pod)
+		if code := exitCode(pod); pod.Status.Phase == corev1.PodSucceeded || code != nil && *code != 0 { // else another container has failed
+			seen.EntrypointExit = code
+		}
 	case pod.Status.Phase == corev1.PodRunning && r.prepared(s, pod):
 		seen.State, seen.StartedAt, seen.Probed = sandbox.ContainerRunning, startOf(pod), isReady(pod)
 		seen.Message = "Pod is Ready"
@@ -177,7 +179,11 @@ func troubleOf(pod *corev1.Pod) (reason, text string) {
 	for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
 		for _, c := range list {
 			if w := c.State.Waiting; w != nil && w.Reason != "PodInitializing" && w.Reason != "ContainerCreating" {
-				return lastingReasons[w.Reason], fmt.Sprintf("container %s: %s", c.Name, strings.Join(nonEmpty(w.Reason, w.Message), ": "))
+				text = fmt.Sprintf("container %s: %s", c.Name, strings.Join(nonEmpty(w.Reason, w.Message), ": "))
+				if last := c.LastTerminationState.Terminated; last != nil { // such as for its memory, which a back-off does not say
+					text += "; its last run ended with " + exitText(last)
+				}
+				return lastingReasons[w.Reason], text
 			}
 		}
 	}
@@ -199,10 +205,23 @@ func endOf(pod *corev1.Pod) string {
 	if pod.Status.Phase == corev1.PodSucceeded {
 		return "Pod completed successfully"
 	}
-	if code := exitCode(pod); code != nil {
-		return fmt.Sprintf("Pod failed: its first container ended with code %d", *code)
+	for _, list := range [][]corev1.ContainerStatus{pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses} {
+		for _, c := range list {
+			if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
+				return fmt.Sprintf("Pod failed: container %s ended with %s", c.Name, exitText(t))
+			}
+		}
 	}
 	return "Pod failed"
+}
+
+// exitText returns how a container ended: its code, with the kubelet's reason where that says more, such as OOMKilled.
+func exitText(t *corev1.ContainerStateTerminated) string {
+	text := fmt.Sprintf("code %d", t.ExitCode)
+	if t.Reason != "" && t.Reason != "Error" && t.Reason != "Completed" {
+		text += fmt.Sprintf(" (%s)", t.Reason)
+	}
+	return strings.Join(nonEmpty(text, strings.TrimSpace(t.Message)), ": ")
 }
 
 func nonEmpty(all ...string) []string {

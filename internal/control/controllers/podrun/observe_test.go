@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -49,6 +50,44 @@ func TestLastingTrouble(t *testing.T) {
 		if got := r.observed(&agents.Sandbox{}, []*corev1.Pod{pod}).Reason; got != want {
 			t.Errorf("%s: reason %q, want %q", waits, got, want)
 		}
+	}
+}
+
+// TestEndOfPod: a sandbox that has ended says which of its containers failed, and why. Its exit code is that of its first container, and
+// no success where another one failed.
+func TestEndOfPod(t *testing.T) {
+	r := newRunner(Config{Placer: &placement.Placer{}})
+	ended := func(name string, code int32, reason, message string) corev1.ContainerStatus {
+		return corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason, Message: message}}}
+	}
+	for name, tt := range map[string]struct {
+		phase      corev1.PodPhase
+		init, main corev1.ContainerStatus
+		second     corev1.ContainerStatus
+		want       string
+		code       *int32
+	}{
+		"memory":         {corev1.PodFailed, ended("fetch", 0, "Completed", ""), ended("main", 137, "OOMKilled", ""), ended("second", 0, "Completed", ""), "Pod failed: container main ended with code 137 (OOMKilled)", new(int32(137))},
+		"plain":          {corev1.PodFailed, ended("fetch", 0, "Completed", ""), ended("main", 3, "Error", ""), ended("second", 0, "Completed", ""), "Pod failed: container main ended with code 3", new(int32(3))},
+		"no program":     {corev1.PodFailed, ended("fetch", 0, "Completed", ""), ended("main", 128, "StartError", "no such file\n"), ended("second", 0, "Completed", ""), "Pod failed: container main ended with code 128 (StartError): no such file", new(int32(128))},
+		"another":        {corev1.PodFailed, ended("fetch", 0, "Completed", ""), ended("main", 0, "Completed", ""), ended("second", 2, "Error", ""), "Pod failed: container second ended with code 2", nil},
+		"init container": {corev1.PodFailed, ended("fetch", 1, "Error", "no network"), corev1.ContainerStatus{Name: "main"}, corev1.ContainerStatus{Name: "second"}, "Pod failed: container fetch ended with code 1: no network", nil},
+		"success":        {corev1.PodSucceeded, ended("fetch", 0, "Completed", ""), ended("main", 0, "Completed", ""), ended("second", 0, "Completed", ""), "Pod completed successfully", new(int32(0))},
+	} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}, {Name: "second"}}}}
+		pod.Status = corev1.PodStatus{Phase: tt.phase, InitContainerStatuses: []corev1.ContainerStatus{tt.init}, ContainerStatuses: []corev1.ContainerStatus{tt.main, tt.second}}
+		seen := r.observed(&agents.Sandbox{}, []*corev1.Pod{pod})
+		if seen.State != sandbox.ContainerExited || seen.Message != tt.want || !ptr.Equal(seen.EntrypointExit, tt.code) {
+			t.Errorf("%s: %q with code %v in state %v, want %q with %v", name, seen.Message, seen.EntrypointExit, seen.State, tt.want, tt.code)
+		}
+	}
+	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+	last := ended("main", 137, "OOMKilled", "")
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{
+		Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 10s"}}, LastTerminationState: last.State,
+	}}
+	if seen, want := r.observed(&agents.Sandbox{}, []*corev1.Pod{pod}), "container main: CrashLoopBackOff: back-off 10s; its last run ended with code 137 (OOMKilled)"; seen.Message != want {
+		t.Errorf("message %q, want %q", seen.Message, want)
 	}
 }
 
