@@ -38,15 +38,7 @@ func TestHelm(t *testing.T) {
 	if out, err := b.tryCluster("install", "--set", set); err == nil || !strings.Contains(out, "belongs to the Helm release barchan of namespace "+system) {
 		t.Errorf("barchan cluster install over Helm's: %v\n%s", err, out)
 	}
-	if out := b.cluster("status"); !strings.Contains(out, ", by Helm") || !strings.Contains(out, "0 of 2 ready") {
-		t.Errorf("status of Helm's installation:\n%s", out)
-	}
-	if out, err := b.tryCluster("doctor"); err == nil || !strings.Contains(out, "in namespace "+system+", by Helm") || !strings.Contains(out, "barchan-replica") {
-		t.Errorf("doctor of Helm's installation, whose Pods have no node: %v\n%s", err, out)
-	}
-	if out, err := b.tryCluster("purge", "--yes"); err == nil || !strings.Contains(out, "is by Helm, which must remove it") {
-		t.Errorf("a purge of Helm's installation: %v\n%s", err, out)
-	}
+	b.knowsHelm()
 	b.helm("upgrade", "barchan", chart, "--namespace", system, "--set", set+",replica.replicas=3")
 	if got := replicas(); got != "3" {
 		t.Errorf("%s replicas after the upgrade", got)
@@ -72,6 +64,20 @@ func TestHelm(t *testing.T) {
 	b.helm("install", "barchan", chart, "--namespace", system, "--set", set)
 	if secret() != before {
 		t.Error("a second installation changed the token's secret")
+	}
+}
+
+// knowsHelm: the commands tell that Helm has made the installation.
+func (b *barchan) knowsHelm() {
+	b.Helper()
+	if out := b.cluster("status"); !strings.Contains(out, ", by Helm") || !strings.Contains(out, "0 of 2 ready") {
+		b.Errorf("status of Helm's installation:\n%s", out)
+	}
+	if out, err := b.tryCluster("doctor"); err == nil || !strings.Contains(out, "in namespace "+system+", by Helm") || !strings.Contains(out, "barchan-replica") {
+		b.Errorf("doctor of Helm's installation, whose Pods have no node: %v\n%s", err, out)
+	}
+	if out, err := b.tryCluster("purge", "--yes"); err == nil || !strings.Contains(out, "is by Helm, which must remove it") {
+		b.Errorf("a purge of Helm's installation: %v\n%s", err, out)
 	}
 }
 
