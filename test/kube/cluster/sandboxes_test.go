@@ -56,8 +56,8 @@ func TestSandboxes(t *testing.T) {
 	t.Logf("installed after %v", time.Since(began))
 	out := b.sdk(`
 import { Sandbox } from 'e2b'
-const sbx = await Sandbox.create({ envs: { GREETING: 'hello' }, timeoutMs: 120_000 })
-console.log((await sbx.commands.run('echo $GREETING $((6*7))')).stdout.trim())
+const sbx = await Sandbox.create({ envs: { GREETING: 'hello', LITERAL: '$5 $$ $(HOME)' }, timeoutMs: 120_000 })
+console.log((await sbx.commands.run('echo $GREETING $((6*7)) "$LITERAL"')).stdout.trim())
 await sbx.files.write('/tmp/f', 'written')
 console.log(await sbx.files.read('/tmp/f'), (await sbx.commands.run('cat /tmp/f')).stdout)
 await sbx.kill()
@@ -67,7 +67,7 @@ await sbx.kill()
 	} else {
 		t.Logf("first program after %v", took)
 	}
-	if out != "hello 42\nwritten written\n" {
+	if out != "hello 42 $5 $$ $(HOME)\nwritten written\n" {
 		t.Errorf("the SDK printed %q", out)
 	}
 	eventually.NoError(t, "the killed sandbox is gone", func() error {
