@@ -101,8 +101,10 @@ type SandboxSpec struct {
 
 // SandboxStatus is what the sandbox's controller last saw. Users never write it.
 type SandboxStatus struct {
+	// ServiceFQDN is the name of the Service in the DNS of the cluster.
 	// +optional
 	ServiceFQDN string `json:"serviceFQDN,omitempty"`
+	// Service is the name of the headless Service, where there is one.
 	// +optional
 	Service string `json:"service,omitempty"`
 	// +optional
@@ -112,9 +114,11 @@ type SandboxStatus struct {
 	// Selector finds the Pods of the sandbox, in the text form of a label selector.
 	// +optional
 	Selector string `json:"selector,omitempty"`
+	// PodIPs are the addresses of the sandbox while it runs.
 	// +optional
 	// +listType=atomic
 	PodIPs []string `json:"podIPs,omitempty"`
+	// NodeName is the node on which the sandbox runs, or ran last.
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
 	// Barchan holds what Barchan adds to the upstream kind.

@@ -33,6 +33,7 @@ type SandboxWarmPoolRef struct {
 
 // ClaimLifecycle is when a claim ends, and the action then.
 type ClaimLifecycle struct {
+	// ShutdownTime is when the claim ends, and its sandbox with it. Unset: never.
 	// +optional
 	ShutdownTime *metav1.Time `json:"shutdownTime,omitempty"`
 	// TTLSecondsAfterFinished counts from the end of the sandbox's work, in seconds.
@@ -46,8 +47,10 @@ type ClaimLifecycle struct {
 
 // EnvVar is one variable that a claim brings.
 type EnvVar struct {
+	// Name is the variable's.
 	// +kubebuilder:validation:MinLength=1
 	Name string `json:"name"`
+	// Value is the variable's. A claim with a reference in it, such as $(NAME), gets no running sandbox.
 	// +optional
 	Value string `json:"value,omitempty"`
 	// ContainerName: empty means the first container.
@@ -62,6 +65,7 @@ type SandboxClaimSpec struct {
 	Lifecycle *ClaimLifecycle `json:"lifecycle,omitempty"`
 	// +optional
 	AdditionalPodMetadata agents.PodMetadata `json:"additionalPodMetadata,omitempty"`
+	// Env are variables that the sandbox gets with the claim, as far as envVarsInjectionPolicy of its template allows.
 	// +optional
 	// +listType=atomic
 	Env []EnvVar `json:"env,omitempty"`
@@ -74,8 +78,10 @@ type SandboxClaimSpec struct {
 
 // ClaimedSandbox is the sandbox that a claim got.
 type ClaimedSandbox struct {
+	// Name is the Sandbox's, in the claim's namespace.
 	// +optional
 	Name string `json:"name,omitempty"`
+	// PodIPs are its addresses.
 	// +optional
 	// +listType=atomic
 	PodIPs []string `json:"podIPs,omitempty"`

@@ -32,6 +32,7 @@ type UpdateStrategy struct {
 
 // SandboxWarmPoolSpec is how many ready sandboxes of which template to hold.
 type SandboxWarmPoolSpec struct {
+	// Replicas is how many spare sandboxes to hold; those of claims do not count.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=0
@@ -103,11 +104,13 @@ type SandboxWarmPoolStatus struct {
 	// Replicas counts active members.
 	// +optional
 	Replicas int32 `json:"replicas"`
+	// ReadyReplicas counts members that a claim can get at once.
 	// +optional
 	ReadyReplicas int32 `json:"readyReplicas"`
 	// Selector finds the members, in the text form of a label selector.
 	// +optional
 	Selector string `json:"selector,omitempty"`
+	// ObservedGeneration is the generation of the spec that this status is of.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// CurrentRevision of the template, which alone claims get; Barchan's addition.

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/version"
+	discoveryfake "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/yaml"
 
@@ -241,6 +243,24 @@ func TestCheckPodSecurity(t *testing.T) {
 		remedy := "`kubectl label --overwrite namespace barchan-system pod-security.kubernetes.io/enforce=restricted`"
 		if got.State != tt.want || (got.State == adminclient.CheckWarning) != (got.Remedy == remedy) {
 			t.Errorf("%s: %+v, want %s", name, got, tt.want)
+		}
+	}
+}
+
+// TestCheckVersion: a cluster that is too old is refused by its version, whatever its distributor adds to that.
+func TestCheckVersion(t *testing.T) {
+	for give, want := range map[string]string{
+		"v1.31.14-eks-1": "the cluster is Kubernetes v1.31.14-eks-1; Barchan needs 1.32 or later", "v1.32.0": "", "v1.33.5-gke.1080000": "", "v1.36.0+k3s1": "", "?": "version of the cluster",
+	} {
+		client := fake.NewClientset()
+		client.Discovery().(*discoveryfake.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: give}
+		c := &Cluster{kube: client}
+		_, err := c.checkVersion()
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", give, err, want)
+		}
+		if got := c.checkKubernetes(); (got.State == adminclient.CheckOK) != (want == "") {
+			t.Errorf("%s: %+v", give, got)
 		}
 	}
 }

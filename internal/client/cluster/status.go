@@ -52,7 +52,7 @@ func (c *Cluster) Status(ctx context.Context) (Status, error) {
 		}
 		made, err := c.role(ctx, o.Name)
 		if err != nil {
-			made.Problem = err.Error()
+			made.Problem = errs.Text(err)
 		}
 		s.Roles = append(s.Roles, made)
 	}
@@ -84,9 +84,9 @@ func (c *Cluster) Doctor(ctx context.Context) []adminclient.Check {
 	checks := []adminclient.Check{c.checkKubernetes(), c.checkNodes(ctx), c.checkRuntimes(ctx), c.checkUpstream(ctx), c.checkPodSecurity(ctx)}
 	r, err := c.installed(ctx)
 	if errors.Is(err, errs.ErrNotFound) {
-		return append(checks, c.checkRights(ctx), warning("installation", err.Error(), ""))
+		return append(checks, c.checkRights(ctx), warning("installation", errs.Text(err), ""))
 	} else if err != nil {
-		return append(checks, failed("installation", err.Error(), ""))
+		return append(checks, unknown("installation", err))
 	}
 	checks = append(checks, c.checkObjects(ctx, r))
 	for _, o := range r.Objects {
@@ -109,10 +109,19 @@ func failed(name, detail, remedy string) adminclient.Check {
 	return adminclient.Check{Name: name, State: adminclient.CheckFailed, Detail: detail, Remedy: remedy}
 }
 
+// unknown is a check that an error prevented.
+func unknown(name string, err error) adminclient.Check {
+	remedy := ""
+	if errors.Is(err, errs.ErrForbidden) {
+		remedy = "use the kubeconfig of a cluster administrator"
+	}
+	return failed(name, errs.Text(err), remedy)
+}
+
 func (c *Cluster) checkKubernetes() adminclient.Check {
 	version, err := c.checkVersion()
 	if err != nil {
-		return failed("kubernetes", err.Error(), "upgrade the cluster")
+		return failed("kubernetes", errs.Text(err), "upgrade the cluster")
 	}
 	return ok("kubernetes", version)
 }
@@ -120,7 +129,7 @@ func (c *Cluster) checkKubernetes() adminclient.Check {
 func (c *Cluster) checkNodes(ctx context.Context) adminclient.Check {
 	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return failed("nodes", kubeobjects.Error(err).Error(), "")
+		return unknown("nodes", kubeobjects.Error(err))
 	}
 	var lost []string
 	for _, n := range nodes.Items {
@@ -146,7 +155,7 @@ func (c *Cluster) checkRuntimes(ctx context.Context) adminclient.Check {
 	const name = "isolation"
 	classes, err := c.kube.NodeV1().RuntimeClasses().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return failed(name, kubeobjects.Error(err).Error(), "")
+		return unknown(name, kubeobjects.Error(err))
 	}
 	var found []string
 	for _, class := range classes.Items {
@@ -167,7 +176,7 @@ func (c *Cluster) checkUpstream(ctx context.Context) adminclient.Check {
 	case errors.Is(err, errs.ErrNotFound):
 		return ok(name, "none works on the same objects")
 	case err != nil:
-		return failed(name, err.Error(), "")
+		return unknown(name, err)
 	case d.Status.Replicas > 0:
 		return failed(name, "agent-sandbox's controller runs in namespace "+upstreamNamespace, "`barchan cluster install --take-over` stops it")
 	}
@@ -181,7 +190,7 @@ func (c *Cluster) checkPodSecurity(ctx context.Context) adminclient.Check {
 	if err = kubeobjects.Error(err); errors.Is(err, errs.ErrNotFound) {
 		return ok(name, "an installation makes namespace "+c.cfg.Namespace)
 	} else if err != nil {
-		return failed(name, err.Error(), "")
+		return unknown(name, err)
 	}
 	if got.Labels[podSecurity] != strictest {
 		return warning(name, fmt.Sprintf("namespace %s has no label %s=%s", c.cfg.Namespace, podSecurity, strictest), fmt.Sprintf("`kubectl label --overwrite namespace %s %s=%s`", c.cfg.Namespace, podSecurity, strictest))
@@ -203,7 +212,7 @@ func (c *Cluster) checkRights(ctx context.Context) adminclient.Check {
 			Spec: authorization.SelfSubjectAccessReviewSpec{ResourceAttributes: &a},
 		}, metav1.CreateOptions{})
 		if err != nil {
-			return failed(name, kubeobjects.Error(err).Error(), "")
+			return unknown(name, kubeobjects.Error(err))
 		}
 		if !review.Status.Allowed {
 			return failed(name, fmt.Sprintf("this kubeconfig may not %s %s", a.Verb, schema.GroupResource{Group: a.Group, Resource: a.Resource}), "use that of a cluster administrator")
@@ -220,11 +229,11 @@ func (c *Cluster) checkObjects(ctx context.Context, r record) adminclient.Check 
 		if _, err := c.get(ctx, o.object()); errors.Is(err, errs.ErrNotFound) {
 			missing = append(missing, kubeobjects.ID(o.object()))
 		} else if err != nil {
-			return failed(name, err.Error(), "")
+			return unknown(name, err)
 		}
 	}
 	if len(missing) > 0 {
-		return failed(name, fmt.Sprintf("%d of %d objects are missing: %s", len(missing), len(r.Objects), strings.Join(missing, ", ")), "`barchan cluster install` creates them again")
+		return failed(name, fmt.Sprintf("%d of %d objects are missing, such as %s", len(missing), len(r.Objects), missing[0]), "`barchan cluster install` creates them again")
 	}
 	if r.By != "" {
 		detail := fmt.Sprintf("version %s in namespace %s, by %s", r.Version, c.cfg.Namespace, r.By)
@@ -243,7 +252,7 @@ func (c *Cluster) checkDeployment(ctx context.Context, name string) adminclient.
 	r, err := c.role(ctx, name)
 	switch {
 	case err != nil:
-		return failed(name, err.Error(), "")
+		return unknown(name, err)
 	case !r.rolledOut:
 		return failed(name, r.Text(), fmt.Sprintf("see `kubectl describe deployment -n %s %s`", c.cfg.Namespace, name))
 	}
@@ -255,7 +264,7 @@ func (c *Cluster) checkLeader(ctx context.Context) adminclient.Check {
 	leader, err := c.leader(ctx)
 	switch {
 	case err != nil:
-		return failed(name, err.Error(), "")
+		return unknown(name, err)
 	case leader == "":
 		return failed(name, "no controller works", fmt.Sprintf("see `kubectl logs -n %s -l app.kubernetes.io/name=barchan-controller`", c.cfg.Namespace))
 	}
@@ -267,7 +276,7 @@ func (c *Cluster) checkTenants(ctx context.Context) adminclient.Check {
 	const name = "tenants"
 	keys, err := c.list(ctx, barchan.GroupVersion.WithResource("apikeys"))
 	if err != nil {
-		return failed(name, err.Error(), "")
+		return unknown(name, err)
 	}
 	namespaces := map[string]bool{}
 	for _, k := range keys {
@@ -276,7 +285,7 @@ func (c *Cluster) checkTenants(ctx context.Context) adminclient.Check {
 	for namespace := range namespaces {
 		got, err := c.kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 		if err != nil {
-			return failed(name, kubeobjects.Error(err).Error(), "")
+			return unknown(name, kubeobjects.Error(err))
 		}
 		if _, is := got.Labels[barchan.TenantLabel]; !is {
 			return warning(name, fmt.Sprintf("namespace %s has API keys, but not the label %s", namespace, barchan.TenantLabel), fmt.Sprintf("`kubectl label namespace %s %s=`", namespace, barchan.TenantLabel))
@@ -292,7 +301,7 @@ func (c *Cluster) checkTemplates(ctx context.Context) adminclient.Check {
 	const name = "templates"
 	n, err := c.CountTemplates(ctx)
 	if err != nil {
-		return failed(name, err.Error(), "")
+		return unknown(name, err)
 	}
 	if n == 0 {
 		return warning(name, "there is none, so that the REST API cannot create sandboxes", "`barchan cluster install --template-image IMAGE` makes the template base")

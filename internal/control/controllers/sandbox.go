@@ -215,6 +215,8 @@ func (r *sandboxReconciler) failed(ctx context.Context, s *agents.Sandbox, seen 
 	switch {
 	case errors.Is(cause, sandbox.ErrImage):
 		reason = sandbox.ReasonImage
+	case errors.Is(cause, sandbox.ErrPodRefused):
+		reason = sandbox.ReasonPodRefused
 	case errors.Is(cause, sandbox.ErrInit) && final:
 		reason = sandbox.ReasonInitError
 	case errors.Is(cause, sandbox.ErrInit):

@@ -255,6 +255,7 @@ func TestSandboxErrors(t *testing.T) {
 		"user's fault":  {fmt.Errorf("spec.x: no: %w", errs.ErrInvalid), true, agents.ReasonReconcilerError, "spec.x: no"},
 		"unknown image": {sandbox.NoImage(fmt.Errorf("image x: %w", errs.ErrNotFound)), true, sandbox.ReasonImage, "image x"},
 		"registry away": {sandbox.NoImage(fmt.Errorf("image x: %w", errs.ErrUnavailable)), false, sandbox.ReasonImage, "image x"},
+		"refused Pod":   {sandbox.PodRefused(fmt.Errorf("no class: %w", errs.ErrExhausted)), false, sandbox.ReasonPodRefused, "no class"},
 		"passing":       {fmt.Errorf("containerd: %w", errs.ErrUnavailable), false, agents.ReasonReconcilerError, "containerd"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -56,8 +56,8 @@ func TestSandboxes(t *testing.T) {
 	t.Logf("installed after %v", time.Since(began))
 	out := b.sdk(`
 import { Sandbox } from 'e2b'
-const sbx = await Sandbox.create({ envs: { GREETING: 'hello' }, timeoutMs: 120_000 })
-console.log((await sbx.commands.run('echo $GREETING $((6*7))')).stdout.trim())
+const sbx = await Sandbox.create({ envs: { GREETING: 'hello', LITERAL: '$5 $$ $(HOME)' }, timeoutMs: 120_000 })
+console.log((await sbx.commands.run('echo $GREETING $((6*7)) "$LITERAL"')).stdout.trim())
 await sbx.files.write('/tmp/f', 'written')
 console.log(await sbx.files.read('/tmp/f'), (await sbx.commands.run('cat /tmp/f')).stdout)
 await sbx.kill()
@@ -67,7 +67,7 @@ await sbx.kill()
 	} else {
 		t.Logf("first program after %v", took)
 	}
-	if out != "hello 42\nwritten written\n" {
+	if out != "hello 42 $5 $$ $(HOME)\nwritten written\n" {
 		t.Errorf("the SDK printed %q", out)
 	}
 	eventually.NoError(t, "the killed sandbox is gone", func() error {
@@ -81,6 +81,7 @@ await sbx.kill()
 	t.Run("upstream's manifest", func(t *testing.T) { b.in(t).plainSandbox() })
 	t.Run("pool and claim", func(t *testing.T) { b.in(t).pool() })
 	t.Run("missing image", func(t *testing.T) { b.in(t).missingImage() })
+	t.Run("rules of a namespace", func(t *testing.T) { b.in(t).rules() })
 	t.Run("commands", func(t *testing.T) { b.in(t).commands() })
 	t.Run("leader", func(t *testing.T) { b.in(t).anotherLeader() })
 	t.Run("two replicas", func(t *testing.T) { b.in(t).twoReplicas() })
@@ -284,6 +285,51 @@ spec: {podTemplate: {spec: {containers: [{name: main, image: "` + registryAt + `
 		b.Errorf("the SDK printed %q", out)
 	}
 	b.kubectl("delete", "sandboxtemplate", "broken")
+}
+
+// rules has a sandbox in a namespace that admits only Pods that are restricted and have limits. A template without is refused at once.
+func (b *barchan) rules() {
+	b.kubectl("create", "namespace", "strict")
+	b.kubectl("label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
+	b.apply(`
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: limits, namespace: strict}
+spec: {hard: {requests.cpu: "1", limits.cpu: "2", requests.memory: 1Gi, limits.memory: 1Gi}}
+---
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxTemplate
+metadata: {name: restricted, namespace: strict}
+spec:
+  podTemplate:
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: main
+        image: "` + shellImage + `"
+        command: [/bin/bash, -c, "sleep infinity & wait"]
+        resources: {requests: {cpu: 200m, memory: 128Mi}, limits: {cpu: 200m, memory: 128Mi}}
+        securityContext: {runAsUser: 1000, runAsNonRoot: true, allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}, seccompProfile: {type: RuntimeDefault}}
+`)
+	create := b.cli("key", "create", "-n", "strict")
+	create.Env = append(create.Env, "BARCHAN_KUBECONFIG="+b.Kubeconfig)
+	out, err := create.CombinedOutput()
+	must(b.T, err)
+	tenant := *b
+	tenant.key = regexp.MustCompile(`e2b_\w+`).FindString(string(out))
+	text := tenant.sdk(`
+import { Sandbox } from 'e2b'
+const sbx = await Sandbox.create('restricted', { timeoutMs: 600_000 })
+console.log((await sbx.commands.run('echo $UID', { cwd: '/' })).stdout.trim())
+await Sandbox.create().catch((e) => console.log(String(e)))
+`)
+	if !strings.HasPrefix(text, "1000\nSandboxError: 503: the sandbox cannot start: pods ") || !strings.Contains(text, "violates PodSecurity") {
+		b.Errorf("the SDK printed %q", text)
+	}
+	if class := b.kubectl("get", "pods", "-n", "strict", "-o", "jsonpath={.items[*].status.qosClass}"); class != "Guaranteed" {
+		b.Errorf("the sandbox's Pod is %q", class)
+	}
+	b.kubectl("delete", "namespace", "strict", "--timeout=60s")
 }
 
 // logs verifies that the output of a sandbox's program is read where a replica may, and that its log says so where it may not.

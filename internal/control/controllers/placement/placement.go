@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -131,6 +133,14 @@ func (p *Placer) create(ctx context.Context, s *agents.Sandbox, o client.Object)
 	return createError(err, o)
 }
 
+// lasting are parts of the texts with which admission refuses an object until somebody changes another one; the API server gives no
+// codes. Other refusals pass: of a quota that is used up while Pods end, or in a new namespace, whose ServiceAccount is still to come.
+var lasting = []string{
+	"violates PodSecurity", "RuntimeClass ", "PriorityClass ", "failed quota: ", // a quota that wants limits
+	" per Container", " per Pod", // of a LimitRange
+	" denied request: ", " denied the request: ", // a ValidatingAdmissionPolicy, a webhook
+}
+
 // createError gives an error of a create its kind.
 func createError(err error, o client.Object) error {
 	switch {
@@ -139,7 +149,11 @@ func createError(err error, o client.Object) error {
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
 		return fmt.Errorf("%w: %w", err, errs.ErrInvalid)
 	case apierrors.IsForbidden(err): // a quota, or an admission policy, which may change
-		return errs.Public(fmt.Errorf("%w: %w", err, errs.ErrExhausted), err.Error())
+		refused := errs.Public(fmt.Errorf("%w: %w", err, errs.ErrExhausted), err.Error())
+		if slices.ContainsFunc(lasting, func(text string) bool { return strings.Contains(err.Error(), text) }) {
+			refused = sandbox.PodRefused(refused)
+		}
+		return refused
 	}
 	return fmt.Errorf("create %s %s/%s: %w", kindOf(o), o.GetNamespace(), o.GetName(), err)
 }

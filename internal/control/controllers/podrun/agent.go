@@ -53,17 +53,19 @@ func (r *Runner) prepareOnce(ctx context.Context, s *agents.Sandbox, now run) er
 }
 
 // initRequest returns what the agent of a sandbox must know: its token, and the plain values of its first
-// container's environment, which a claim may have added to.
+// container's environment, which a claim may have added to. Kubelet has expanded the others when the container started.
 func (r *Runner) initRequest(s *agents.Sandbox) envd.InitRequest {
 	req := envd.InitRequest{Open: !s.Spec.AgentSecured(), AccessToken: r.cfg.Tokens.Agent(sandbox.IDOf(s.UID))}
 	if containers := s.Spec.PodTemplate.Spec.Containers; len(containers) > 0 {
 		for _, v := range containers[0].Env {
-			if v.ValueFrom == nil && !strings.Contains(v.Value, "$(") { // kubelet has expanded those
-				if req.EnvVars == nil {
-					req.EnvVars = map[string]string{}
-				}
-				req.EnvVars[v.Name] = v.Value
+			refers := strings.Contains(strings.ReplaceAll(v.Value, "$$", ""), "$(") // "$$" stands for "$"
+			if v.ValueFrom != nil || refers {
+				continue
 			}
+			if req.EnvVars == nil {
+				req.EnvVars = map[string]string{}
+			}
+			req.EnvVars[v.Name] = strings.ReplaceAll(v.Value, "$$", "$")
 		}
 	}
 	return req

@@ -10,7 +10,7 @@ import (
 
 func (h *Handlers) webhooks() (*webhooks.Service, error) {
 	if h.Manager.Webhooks == nil {
-		return nil, request.Unavailable("webhooks: not available on a Kubernetes cluster, where no process records events; watch the Sandboxes by the Kubernetes API")
+		return nil, request.Unavailable("webhooks: not available on a Kubernetes cluster, where no role of Barchan reads Secrets; read /events/sandboxes, or watch the Sandboxes by the Kubernetes API")
 	}
 	return h.Manager.Webhooks, nil
 }

@@ -62,7 +62,7 @@ spec:
       terminationGracePeriodSeconds: 60
       containers:
       - name: barchan
-        image: {{ required "set image to REGISTRY/barchan:TAG" $root.Values.image | quote }}
+        image: {{ required "set image to REGISTRY/barchan:TAG; `barchan cluster images REGISTRY` pushes both images and prints these values, `barchan cluster install --registry REGISTRY` does all" $root.Values.image | quote }}
         imagePullPolicy: {{ $root.Values.imagePullPolicy }}
         args: {{ concat .args .values.args | toJson }}
         ports:
