@@ -1393,14 +1393,16 @@ func schema_barchan_api_agents_v1beta1_SandboxStatus(ref common.ReferenceCallbac
 				Properties: map[string]spec.Schema{
 					"serviceFQDN": {
 						SchemaProps: spec.SchemaProps{
-							Type:   []string{"string"},
-							Format: "",
+							Description: "ServiceFQDN is the name of the Service in the DNS of the cluster.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"service": {
 						SchemaProps: spec.SchemaProps{
-							Type:   []string{"string"},
-							Format: "",
+							Description: "Service is the name of the headless Service, where there is one.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"conditions": {
@@ -1437,7 +1439,8 @@ func schema_barchan_api_agents_v1beta1_SandboxStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Type: []string{"array"},
+							Description: "PodIPs are the addresses of the sandbox while it runs.",
+							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{
@@ -1450,8 +1453,9 @@ func schema_barchan_api_agents_v1beta1_SandboxStatus(ref common.ReferenceCallbac
 					},
 					"nodeName": {
 						SchemaProps: spec.SchemaProps{
-							Type:   []string{"string"},
-							Format: "",
+							Description: "NodeName is the node on which the sandbox runs, or ran last.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"barchan": {
@@ -3259,7 +3263,8 @@ func schema_barchan_api_extensions_v1beta1_ClaimLifecycle(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"shutdownTime": {
 						SchemaProps: spec.SchemaProps{
-							Ref: ref(metav1.Time{}.OpenAPIModelName()),
+							Description: "ShutdownTime is when the claim ends, and its sandbox with it. Unset: never.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"ttlSecondsAfterFinished": {
@@ -3292,8 +3297,9 @@ func schema_barchan_api_extensions_v1beta1_ClaimedSandbox(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Type:   []string{"string"},
-							Format: "",
+							Description: "Name is the Sandbox's, in the claim's namespace.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"podIPs": {
@@ -3303,7 +3309,8 @@ func schema_barchan_api_extensions_v1beta1_ClaimedSandbox(ref common.ReferenceCa
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Type: []string{"array"},
+							Description: "PodIPs are its addresses.",
+							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{
@@ -3329,15 +3336,17 @@ func schema_barchan_api_extensions_v1beta1_EnvVar(ref common.ReferenceCallback) 
 				Properties: map[string]spec.Schema{
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Default: "",
-							Type:    []string{"string"},
-							Format:  "",
+							Description: "Name is the variable's.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"value": {
 						SchemaProps: spec.SchemaProps{
-							Type:   []string{"string"},
-							Format: "",
+							Description: "Value is the variable's. A claim with a reference in it, such as $(NAME), gets no running sandbox.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"containerName": {
@@ -3524,7 +3533,8 @@ func schema_barchan_api_extensions_v1beta1_SandboxClaimSpec(ref common.Reference
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Type: []string{"array"},
+							Description: "Env are variables that the sandbox gets with the claim, as far as envVarsInjectionPolicy of its template allows.",
+							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{
@@ -3918,8 +3928,9 @@ func schema_barchan_api_extensions_v1beta1_SandboxWarmPoolSpec(ref common.Refere
 				Properties: map[string]spec.Schema{
 					"replicas": {
 						SchemaProps: spec.SchemaProps{
-							Type:   []string{"integer"},
-							Format: "int32",
+							Description: "Replicas is how many spare sandboxes to hold; those of claims do not count.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 					"sandboxTemplateRef": {
@@ -3965,9 +3976,10 @@ func schema_barchan_api_extensions_v1beta1_SandboxWarmPoolStatus(ref common.Refe
 					},
 					"readyReplicas": {
 						SchemaProps: spec.SchemaProps{
-							Default: 0,
-							Type:    []string{"integer"},
-							Format:  "int32",
+							Description: "ReadyReplicas counts members that a claim can get at once.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 					"selector": {
@@ -3979,8 +3991,9 @@ func schema_barchan_api_extensions_v1beta1_SandboxWarmPoolStatus(ref common.Refe
 					},
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
-							Type:   []string{"integer"},
-							Format: "int64",
+							Description: "ObservedGeneration is the generation of the spec that this status is of.",
+							Type:        []string{"integer"},
+							Format:      "int64",
 						},
 					},
 					"currentRevision": {
