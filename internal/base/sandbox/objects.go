@@ -8,7 +8,7 @@ import (
 )
 
 // ErrPodRefused is in the chain of the errors that PodRefused marks.
-var ErrPodRefused = errors.New("Pod refused")
+var ErrPodRefused = errors.New("the Pod is refused")
 
 // PodRefused marks the error of a Pod that a cluster's admission refuses until somebody changes an object, such as the label of the
 // namespace with its Pod security. Text and kind stay.

@@ -20,8 +20,13 @@ func TestEnvironmentOfAgent(t *testing.T) {
 	}
 	s := &agents.Sandbox{}
 	s.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "main", Env: []corev1.EnvVar{
-		{Name: "PLAIN", Value: "a $5 b"}, {Name: "EMPTY"}, {Name: "DOLLARS", Value: "$$5 $$$$"}, {Name: "LITERAL", Value: "$$(PLAIN)"},
-		{Name: "REFERENCE", Value: "$(PLAIN)"}, {Name: "BOTH", Value: "$$$(PLAIN)"}, {Name: "SECRET", ValueFrom: &corev1.EnvVarSource{}},
+		{Name: "PLAIN", Value: "a $5 b"},
+		{Name: "EMPTY"},
+		{Name: "DOLLARS", Value: "$$5 $$$$"},
+		{Name: "LITERAL", Value: "$$(PLAIN)"},
+		{Name: "REFERENCE", Value: "$(PLAIN)"},
+		{Name: "BOTH", Value: "$$$(PLAIN)"},
+		{Name: "SECRET", ValueFrom: &corev1.EnvVarSource{}},
 	}}}
 	got := newRunner(Config{Tokens: tokens}).initRequest(s).EnvVars
 	if want := map[string]string{"PLAIN": "a $5 b", "EMPTY": "", "DOLLARS": "$5 $$", "LITERAL": "$(PLAIN)"}; !maps.Equal(got, want) {
