@@ -93,7 +93,7 @@ func (t *target) printStatus(s cluster.Status) error {
 	if t.JSON {
 		return t.PrintJSON(s)
 	}
-	const width = 12
+	const width = 18
 	version := s.Version
 	if s.By != "" {
 		version += ", by " + s.By

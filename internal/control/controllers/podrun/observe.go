@@ -181,7 +181,7 @@ func troubleOf(pod *corev1.Pod) (reason, text string) {
 			if w := c.State.Waiting; w != nil && w.Reason != "PodInitializing" && w.Reason != "ContainerCreating" {
 				text = fmt.Sprintf("container %s: %s", c.Name, strings.Join(nonEmpty(w.Reason, w.Message), ": "))
 				if last := c.LastTerminationState.Terminated; last != nil { // such as for its memory, which a back-off does not say
-					text += "; its last run ended with " + exitText(last)
+					text += "; its last run ended with " + exitCodeText(last)
 				}
 				return lastingReasons[w.Reason], text
 			}
@@ -215,13 +215,18 @@ func endOf(pod *corev1.Pod) string {
 	return "Pod failed"
 }
 
-// exitText returns how a container ended: its code, with the kubelet's reason where that says more, such as OOMKilled.
+// exitText returns how a container ended, with the message that the kubelet has of it.
 func exitText(t *corev1.ContainerStateTerminated) string {
+	return strings.Join(nonEmpty(exitCodeText(t), strings.TrimSpace(t.Message)), ": ")
+}
+
+// exitCodeText returns a container's exit code, with the kubelet's reason where that says more, such as OOMKilled.
+func exitCodeText(t *corev1.ContainerStateTerminated) string {
 	text := fmt.Sprintf("code %d", t.ExitCode)
 	if t.Reason != "" && t.Reason != "Error" && t.Reason != "Completed" {
 		text += fmt.Sprintf(" (%s)", t.Reason)
 	}
-	return strings.Join(nonEmpty(text, strings.TrimSpace(t.Message)), ": ")
+	return text
 }
 
 func nonEmpty(all ...string) []string {

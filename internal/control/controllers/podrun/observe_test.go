@@ -82,7 +82,7 @@ func TestEndOfPod(t *testing.T) {
 		}
 	}
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
-	last := ended("main", 137, "OOMKilled", "")
+	last := ended("main", 137, "OOMKilled", "a message that the state has too")
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{
 		Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 10s"}}, LastTerminationState: last.State,
 	}}
