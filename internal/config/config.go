@@ -109,6 +109,8 @@ type Config struct {
 	DNSResolvers  []netip.Addr   // empty: the machine's
 	InternalZones []string       // names that sandboxes may look up although their addresses are private; ".": all
 	Reachable     []netip.Prefix // private ranges that sandboxes may reach
+	// AdaptiveCPU lowers the priority of sandboxes that use more than their share of contended processors.
+	AdaptiveCPU bool
 	// SandboxConnections bounds the tracked connections of one sandbox; 0: any number.
 	SandboxConnections int
 	// SandboxBandwidth and SandboxPackets bound what one sandbox sends, and what it receives, in a second; 0: any number.
@@ -276,6 +278,7 @@ func Default() Config {
 		QuotaCounts:         QuotaRunning,
 		ClientIdle:          610 * time.Second,
 		GatewayFastPath:     true,
+		AdaptiveCPU:         true,
 		SandboxConnections:  4096,
 		SandboxBandwidth:    resource.MustParse("4G"),
 		SandboxPackets:      200_000,

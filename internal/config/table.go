@@ -92,6 +92,7 @@ func (c *Config) table() []setting.Setting {
 		{Key: "baseImageRef", Ptr: &c.BaseImageRef, Doc: "name of the image that the default template runs"},
 		{Key: "defaultRuntime", Ptr: &c.DefaultRuntime, Doc: "runtime of templates that name none: gvisor or runc"},
 		{Key: "sandboxCPU", Ptr: &c.SandboxCPU, Doc: "CPU limit of sandboxes whose template sets none"},
+		{Key: "adaptiveCPU", Ptr: &c.AdaptiveCPU, Doc: "give sandboxes the lowest priority while they use more than their share of processors that others wait for, unless their template requests CPU"},
 		{Key: "sandboxMemory", Ptr: &c.SandboxMemory, Doc: "memory limit of sandboxes whose template sets none"},
 		{Key: "sandboxDisk", Ptr: &c.SandboxDisk, Doc: "limit of the files of sandboxes whose template sets none: what they write to the root and to emptyDir"},
 		{Key: "sandboxPids", Ptr: &c.SandboxPids, Doc: "limit of processes and threads of a sandbox"},

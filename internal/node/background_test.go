@@ -14,7 +14,7 @@ func TestBackground(t *testing.T) {
 			t.Errorf("%s does nothing", s.name)
 		}
 	}
-	want := []string{"changes", "spare disks", "room for disks", "sweep", "sweep of builds", "reconcile of addresses", "network", "firewall", "builds of running sandboxes", "resolver"}
+	want := []string{"changes", "spare disks", "room for disks", "sweep", "sweep of builds", "reconcile of addresses", "network", "firewall", "processor shares", "builds of running sandboxes", "resolver"}
 	if !slices.Equal(names, want) {
 		t.Errorf("Run starts %q, want %q", names, want)
 	}

@@ -16,7 +16,9 @@ type metrics struct {
 	sweeps, removals *prometheus.CounterVec
 	// oomKills counts killed processes, firewallLosses removals of rules by other programs.
 	oomKills, firewallLosses prometheus.Counter
-	steps                    *prometheus.HistogramVec
+	// lowered counts sandboxes with the lowest priority for processors.
+	lowered prometheus.Gauge
+	steps   *prometheus.HistogramVec
 }
 
 // Metrics registers the metrics of a node without one, for their reference.
@@ -38,11 +40,15 @@ func newMetrics(to prometheus.Registerer) (*metrics, error) {
 			"Processes of gVisor sandboxes that were killed because the sandbox had reached its memory limit.")),
 		firewallLosses: prometheus.NewCounter(counter("firewall_losses_total",
 			"How often another program removed the firewall rules that confine sandboxes. They were restored.")),
+		lowered: prometheus.NewGauge(prometheus.GaugeOpts{
+			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "lowered_sandboxes",
+			Help: "Number of sandboxes that have the lowest priority for processors, because they used more than their share while others waited.",
+		}),
 		steps: prometheus.NewHistogramVec(telemetry.DurationOpts(subsystem, "step",
 			"Time of one step of the work on a sandbox, such as a create or a pause, by runtime (`gvisor`, `runc`) and step. `total`: a whole create; `undo_…`: the step was undone after a failure."),
 			[]string{"runtime", "step"}),
 	}
-	return m, telemetry.Register(to, m.sweeps, m.removals, m.oomKills, m.firewallLosses, m.steps)
+	return m, telemetry.Register(to, m.sweeps, m.removals, m.oomKills, m.firewallLosses, m.lowered, m.steps)
 }
 
 func (m *metrics) observeStep(class, step string, took time.Duration) {

@@ -26,6 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/capture"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
+	"github.com/barchan-dev/barchan/internal/node/cpushare"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/disk"
 	"github.com/barchan-dev/barchan/internal/node/images"
@@ -97,6 +98,8 @@ type Config struct {
 	CgroupParent string
 	// DefaultLimits are for sandboxes that set none; zero fields mean the defaults above.
 	DefaultLimits oci.Limits
+	// EqualCPU leaves all sandboxes at the same priority, however much they use contended processors; see package cpushare.
+	EqualCPU bool
 	// DefaultDisk bounds the files of sandboxes that set no limit, in bytes; zero means DefaultDisk.
 	DefaultDisk int64
 	// Unbounded gives new sandboxes no disks, as before there were any: for tests.
@@ -459,8 +462,15 @@ func (n *Node) background() []backgroundService {
 		{"reconcile of addresses", func(ctx context.Context) { _ = n.reconciler.Run(ctx) }},
 		{"network", func(ctx context.Context) { _ = n.network.Run(ctx) }},
 		{"firewall", n.watchFirewall},
+		{"processor shares", n.shareCPU},
 		{"builds of running sandboxes", func(ctx context.Context) { n.runtimes.Identify(ctx) }},
 		{"resolver", func(ctx context.Context) { _ = n.resolver.Run(ctx) }},
+	}
+}
+
+func (n *Node) shareCPU(ctx context.Context) {
+	if !n.cfg.EqualCPU {
+		cpushare.New(cpushare.Config{Registry: n.handles, Cgroup: n.host.Cgroup, Lowered: n.lowered, Log: n.log}).Run(ctx)
 	}
 }
 

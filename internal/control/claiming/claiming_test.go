@@ -239,6 +239,7 @@ func TestTemplateIsReadAfterAWait(t *testing.T) {
 				var err error
 				go func() { s, err = w.begin().TakeWarm(t.Context(), warmPool) }()
 				time.Sleep(180 * time.Millisecond)
+				synctest.Wait()
 				tt.change(w)
 				w.version += 10
 				ready := w.member("ignored", "none", true).DeepCopy()

@@ -145,7 +145,7 @@ func (m *Machine) nodeConfig(cfg *config.Config, log *slog.Logger, h Hooks) (nod
 			Connections: uint32(cfg.SandboxConnections),
 			Rates:       rates.Limits{Bytes: uint64(cfg.SandboxBandwidth.Value()) / 8, Packets: uint64(cfg.SandboxPackets)}, Log: log,
 		},
-		InternalZones: cfg.InternalZones, CgroupParent: cfg.CgroupParent, DefaultDisk: cfg.SandboxDisk.Value(),
+		InternalZones: cfg.InternalZones, CgroupParent: cfg.CgroupParent, EqualCPU: !cfg.AdaptiveCPU, DefaultDisk: cfg.SandboxDisk.Value(),
 		EncryptMemory: cfg.MemoryEncryption, MemoryKey: cfg.MemoryKey,
 		DefaultLimits: oci.Limits{
 			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),

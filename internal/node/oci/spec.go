@@ -249,13 +249,12 @@ func volumeMounts(s Sandbox) []specs.Mount {
 // for a sandbox that evades the inner one, as its root can with many users.
 func hostPids(within int64) int64 { return 4*within + 256 }
 
+// Weight is the share of contended processors, in the unit of cpu.shares.
+func (l Limits) Weight() uint64 { return uint64(max(2, cmp.Or(l.CPUShares, l.MilliCPU)*1024/1000)) }
+
 func resources(c Class, l Limits) *specs.LinuxResources {
 	const period = uint64(100_000) // microseconds
-	shares := l.CPUShares
-	if shares == 0 {
-		shares = l.MilliCPU
-	}
-	weight := uint64(max(2, shares*1024/1000))
+	weight := l.Weight()
 	quota := max(1000, l.MilliCPU*int64(period)/1000)
 	p := period
 	pids := l.Pids

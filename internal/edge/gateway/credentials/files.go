@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -35,8 +36,9 @@ func Agent(r *http.Request, u *url.URL, token string) *reply.Reply {
 const (
 	// signatureLength is the length of a signature: its version, and a SHA-256 in base 64.
 	signatureLength = len("v1_") + 43
-	// maxSignedQuery bounds the query of a signed file URL, in bytes: a path has up to 4 KiB, before it is escaped.
-	maxSignedQuery = 16 << 10
+	// maxSignedQuery bounds the query of a signed file URL, in bytes: a path has up to 4 KiB, before it is escaped. It has four
+	// parameters; a map of thousands would cost more than all else.
+	maxSignedQuery, maxSignedParameters = 16 << 10, 16
 )
 
 // SignedFile finds the sandbox of a signed file URL that does not name it: with one base URL for all
@@ -44,7 +46,7 @@ const (
 // and fits no other, so all secure sandboxes are tried, a microsecond each, whatever the URL has. Text that cannot be a
 // signature is not tried. The error is envd.ErrSignatureInvalid or envd.ErrSignatureExpired.
 func SignedFile(r *http.Request, all iter.Seq[route.Route], tokens Tokens) (sandbox.ID, error) {
-	if len(r.URL.RawQuery) > maxSignedQuery || len(r.URL.Query().Get(envd.QuerySignature)) != signatureLength {
+	if query := r.URL.RawQuery; len(query) > maxSignedQuery || strings.Count(query, "&") >= maxSignedParameters || len(r.URL.Query().Get(envd.QuerySignature)) != signatureLength {
 		return "", envd.ErrSignatureInvalid
 	}
 	signature, err := signatureOf(r, r.URL)

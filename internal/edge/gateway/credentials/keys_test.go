@@ -71,12 +71,14 @@ func TestSignedFile(t *testing.T) {
 			}
 		})
 	}
-	short, long := allocated(forged+"&path=a"), allocated(forged+"&path=a"+strings.Repeat("&a", 8000))
-	if long > short+20_000 { // the parsing of the query, once
-		t.Errorf("%g allocations for a long query, %g for a short one", long, short)
+	short, long := allocated(forged+"&path=a"), allocated(forged+"&path="+strings.Repeat("a", 16000))
+	if long > short+10 {
+		t.Errorf("%g allocations for a long path, %g for a short one", long, short)
 	}
-	if n := allocated(forged + strings.Repeat("&a", 9000)); n > 10 {
-		t.Errorf("%g allocations for a query that is refused", n)
+	for _, query := range []string{forged + strings.Repeat("&a", maxSignedParameters), forged + strings.Repeat("a", maxSignedQuery)} {
+		if n := allocated(query); n > 10 {
+			t.Errorf("%g allocations for a query that is refused, of %d bytes", n, len(query))
+		}
 	}
 	synctest.Test(t, func(t *testing.T) {
 		var failures Failures
@@ -104,7 +106,7 @@ func BenchmarkSignedFile(b *testing.B) {
 			}
 		}
 	}
-	query := "signature=" + url.QueryEscape(envd.Sign("a", envd.OpRead, "", "forged", nil)) + strings.Repeat("&a", 7900)
+	query := "signature=" + url.QueryEscape(envd.Sign("a", envd.OpRead, "", "forged", nil)) + "&path=" + strings.Repeat("a", 15900)
 	r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/files?"+query, http.NoBody)
 	for b.Loop() {
 		_, _ = SignedFile(r, all, tokens)

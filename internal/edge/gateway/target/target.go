@@ -82,7 +82,7 @@ func Of(r *http.Request, domains []string, bySignature func(*http.Request) (Targ
 	}
 	shared := under && label == hostShared
 	oneForAll := shared || host == Localhost || isIP(host)
-	if oneForAll && r.URL.Path == envd.PathFiles && r.Header.Get(envd.HeaderSandboxID) == "" && r.URL.Query().Has(envd.QuerySignature) {
+	if oneForAll && r.URL.Path == envd.PathFiles && r.Header.Get(envd.HeaderSandboxID) == "" && strings.Contains(r.URL.RawQuery, envd.QuerySignature) {
 		t, err := bySignature(r)
 		t.Signed = true
 		return t, ForSandbox, err

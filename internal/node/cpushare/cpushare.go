@@ -1,0 +1,181 @@
+// Package cpushare keeps sandboxes quick beside others that compute without a pause. While the processors are contended, those that
+// use more than their share get the kernel's lowest priority, cpu.idle of their cgroup: they have what others leave, and
+// give way at once to a process that wakes in another sandbox. They are raised again once they use little.
+//
+// It is for cgroups of version 1 and 2, on Linux 5.15 and later; before, and where a sandbox has asked for a share, it changes nothing.
+// At rest it reads /proc/uptime five times a second, and no cgroup.
+package cpushare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+	"github.com/barchan-dev/barchan/internal/node/registry"
+)
+
+// period is the time between two looks.
+const period = 200 * time.Millisecond
+
+// Config configures a Balancer. All fields are required.
+type Config struct {
+	Registry *registry.Registry
+	// Cgroup returns the path of a sandbox's cgroup, relative to the mount point.
+	Cgroup func(id string) string
+	// Lowered has how many sandboxes have the lowest priority.
+	Lowered prometheus.Gauge
+	Log     *slog.Logger
+}
+
+// Balancer changes priorities. Only Run uses it.
+type Balancer struct {
+	cfg    Config
+	policy *policy
+	seen   map[string]time.Duration // the processor time of each cgroup, when last read
+	read   time.Time                // when that was
+	idle   time.Duration            // of all processors, since the start of the machine
+	looked time.Time
+}
+
+// New returns a Balancer.
+func New(cfg Config) *Balancer { return &Balancer{cfg: cfg, policy: newPolicy()} }
+
+// Run changes priorities until ctx is done. It then leaves them: a restarted server finds them as they are.
+func (b *Balancer) Run(ctx context.Context) {
+	if err := b.adopt(); err != nil {
+		b.cfg.Log.WarnContext(ctx, "priorities of sandboxes not read", telemetry.Error, err)
+	}
+	var last string
+	_ = lifecycle.Every(ctx, period, func() {
+		// An error lasts, as a rule.
+		text := ""
+		if err := b.look(ctx, time.Now()); err != nil {
+			text = err.Error()
+		}
+		if text != "" && text != last {
+			b.cfg.Log.WarnContext(ctx, "priorities of sandboxes not changed", telemetry.Error, text)
+		}
+		last = text
+	})
+}
+
+// adopt finds the sandboxes that an earlier process has lowered.
+func (b *Balancer) adopt() error {
+	var failures []error
+	for path := range b.running() {
+		lowered, err := cgroups.LowestCPU(path)
+		failures = append(failures, ignoreMissing(err))
+		if lowered {
+			b.policy.loads[path] = &load{lowered: true, limit: enough}
+		}
+	}
+	return errors.Join(failures...)
+}
+
+// running returns the weights of the sandboxes that may be lowered, by their cgroups, of which some may not exist.
+func (b *Balancer) running() map[string]uint64 {
+	weights := map[string]uint64{}
+	for _, u := range b.cfg.Registry.All() {
+		if r := u.Row(); r != nil && r.Plan.Limits.CPUShares == 0 {
+			weights[b.cfg.Cgroup(string(u.ID))] = r.Plan.Limits.Weight()
+		}
+	}
+	return weights
+}
+
+// look measures since the last look, and changes priorities.
+func (b *Balancer) look(ctx context.Context, now time.Time) error {
+	idle, err := idleTime()
+	if err != nil {
+		return err
+	}
+	if took := now.Sub(b.looked); !b.looked.IsZero() && took > 0 {
+		b.policy.observe((idle-b.idle).Seconds()/took.Seconds()/float64(runtime.NumCPU()), took)
+	}
+	b.idle, b.looked = idle, now
+	if !b.policy.busy() {
+		b.seen = nil
+		return nil
+	}
+	running := b.running()
+	used, took, err := b.measure(running, now)
+	if err != nil || used == nil {
+		return err
+	}
+	lower, raise := b.policy.decide(used, took)
+	failures := b.set(ctx, running, lower, true)
+	failures = append(failures, b.set(ctx, running, raise, false)...)
+	b.cfg.Lowered.Set(float64(b.policy.lowered()))
+	return errors.Join(failures...)
+}
+
+// measure returns the cores that each sandbox has used since the last measurement, or nil if there was none. A cgroup that was made
+// again meanwhile begins anew.
+func (b *Balancer) measure(running map[string]uint64, now time.Time) (used map[string]float64, took time.Duration, err error) {
+	seen, before := make(map[string]time.Duration, len(running)), b.seen
+	took = now.Sub(b.read)
+	used = make(map[string]float64, len(running))
+	for path := range running {
+		cpu, err := cgroups.ReadCPU(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		seen[path] = cpu
+		switch was, ok := before[path]; {
+		case !ok:
+		case cpu < was:
+			delete(b.policy.loads, path)
+		default:
+			used[path] = (cpu - was).Seconds() / took.Seconds()
+		}
+	}
+	b.seen, b.read = seen, now
+	if before == nil {
+		return nil, 0, nil
+	}
+	return used, took, nil
+}
+
+func (b *Balancer) set(ctx context.Context, running map[string]uint64, paths []string, lowest bool) (failures []error) {
+	for _, path := range paths {
+		err := cgroups.SetLowestCPU(path, lowest, running[path])
+		failures = append(failures, ignoreMissing(err))
+		b.cfg.Log.DebugContext(ctx, "priority of a sandbox changed", "cgroup", path, "lowest", lowest, "cores", b.policy.loads[path].cores, telemetry.Error, err)
+	}
+	return failures
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// idleTime returns for how long the processors have been idle, summed up. See proc_uptime(5).
+func idleTime() (time.Duration, error) {
+	b, err := os.ReadFile("/proc/uptime")
+	if err != nil {
+		return 0, fmt.Errorf("read idle time: %w", err)
+	}
+	_, idle, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
+	d, err := time.ParseDuration(idle + "s")
+	if err != nil {
+		return 0, fmt.Errorf("read idle time: %w", err)
+	}
+	return d, nil
+}

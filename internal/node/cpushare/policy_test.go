@@ -1,0 +1,170 @@
+package cpushare
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+const step = 200 * time.Millisecond
+
+// machine is a scheduler of fluids: sandboxes share its cores equally up to what they demand, and lowered ones have the rest.
+type machine struct {
+	cores  float64
+	demand map[string]float64
+	policy *policy
+	// lowerings and raises count the changes of each sandbox.
+	lowerings, raises map[string]int
+	used              map[string]float64
+}
+
+func newMachine(cores float64, demand map[string]float64) *machine {
+	return &machine{cores: cores, demand: demand, policy: newPolicy(), lowerings: map[string]int{}, raises: map[string]int{}}
+}
+
+func (m *machine) lowered(name string) bool {
+	l := m.policy.loads[name]
+	return l != nil && l.lowered
+}
+
+func (m *machine) run(length time.Duration) {
+	for range length / step {
+		m.used = map[string]float64{}
+		left := m.share(m.cores, false)
+		left = m.share(left, true)
+		m.policy.observe(left/m.cores, step)
+		if !m.policy.busy() {
+			continue
+		}
+		lower, raise := m.policy.decide(maps.Clone(m.used), step)
+		for _, name := range lower {
+			m.lowerings[name]++
+		}
+		for _, name := range raise {
+			m.raises[name]++
+		}
+	}
+}
+
+// share gives cores to the sandboxes of a priority, those that demand least first, and returns what is left.
+func (m *machine) share(cores float64, lowered bool) float64 {
+	names := slices.DeleteFunc(slices.Collect(maps.Keys(m.demand)), func(name string) bool { return m.lowered(name) != lowered })
+	slices.SortFunc(names, func(a, b string) int {
+		if m.demand[a] < m.demand[b] {
+			return -1
+		}
+		return 1
+	})
+	for i, name := range names {
+		m.used[name] = min(m.demand[name], cores/float64(len(names)-i))
+		cores -= m.used[name]
+	}
+	return cores
+}
+
+// want fails unless exactly these sandboxes were lowered, so many times each.
+func (m *machine) want(t *testing.T, when string, lowerings map[string]int) {
+	t.Helper()
+	if !maps.Equal(m.lowerings, lowerings) {
+		t.Fatalf("%s: lowered %v, want %v", when, m.lowerings, lowerings)
+	}
+}
+
+func TestBusySandboxesGiveWay(t *testing.T) {
+	m := newMachine(2, map[string]float64{"a": 2, "b": 2, "quick": 0})
+	m.run(10 * time.Second)
+	m.want(t, "nobody else waits", nil)
+	m.demand["quick"] = 0.9 // it works without a pause, in one process
+	m.run(2 * time.Second)
+	both := map[string]int{"a": 1, "b": 1}
+	m.want(t, "another one works", both)
+	m.run(time.Minute)
+	m.want(t, "a minute later", both)
+	if m.used["quick"] != 0.9 || len(m.raises) > 0 {
+		t.Fatalf("quick uses %v of 0.9 cores, raised: %v", m.used["quick"], m.raises)
+	}
+
+	m.demand["b"] = 0
+	m.run(2 * time.Second)
+	if !m.lowered("a") {
+		t.Fatal("raised a sandbox that is as busy as before")
+	}
+	m.demand["a"] = 0.1
+	m.run(4 * time.Second)
+	if !maps.Equal(m.raises, both) {
+		t.Fatalf("raised %v when both were quiet, and processors idle", m.raises)
+	}
+}
+
+func TestLoneSandboxKeepsPriority(t *testing.T) {
+	m := newMachine(4, map[string]float64{"a": 8, "sleeps": 0.01})
+	m.run(time.Minute)
+	m.want(t, "a lone busy one", nil)
+}
+
+func TestNothingIsReadOnIdleMachine(t *testing.T) {
+	m := newMachine(8, map[string]float64{"a": 4, "b": 1, "c": 0.3})
+	m.run(time.Minute)
+	m.want(t, "processors are idle", nil)
+	if len(m.policy.loads) > 0 {
+		t.Fatal("the use of sandboxes was read")
+	}
+}
+
+// A lowered sandbox has the rest, and that is not nothing for long.
+func TestLoweredSandboxesAreNotStarved(t *testing.T) {
+	m := newMachine(2, map[string]float64{"a": 2, "b": 0.3})
+	m.run(5 * time.Second)
+	m.want(t, "one is busy", map[string]int{"a": 1})
+	for i := range 3 {
+		m.demand[fmt.Sprint("late", i)] = 2
+	}
+	var cores float64
+	for range 300 {
+		m.run(step)
+		cores += m.used["a"] / 300
+	}
+	if cores < 0.2 {
+		t.Fatalf("it had %.2f of 2 cores beside three that are as busy", cores)
+	}
+}
+
+// Whatever sandboxes demand: each that demands less than its share gets it, and priorities settle.
+func TestAnyDemands(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a test
+		m := newMachine(float64(1+random.IntN(8)), map[string]float64{})
+		for i := range 1 + random.IntN(12) {
+			demand := random.Float64() * 0.2
+			if random.IntN(3) == 0 {
+				demand = 1 + random.Float64()*8
+			}
+			m.demand[fmt.Sprint(i)] = demand
+		}
+		m.run(20 * time.Second)
+		clear(m.lowerings)
+		m.run(time.Minute)
+		for name, demand := range m.demand {
+			if demand < m.cores/float64(len(m.demand)) && (m.lowered(name) || m.used[name] < demand) {
+				t.Errorf("seed %d: sandbox %s has %v of %v cores, lowered: %v", seed, name, m.used[name], demand, m.lowered(name))
+			}
+			if m.lowerings[name] > 6 {
+				t.Errorf("seed %d: sandbox %s was lowered %d times in a minute", seed, name, m.lowerings[name])
+			}
+		}
+	}
+}
+
+func TestForgetsWhatIsGone(t *testing.T) {
+	m := newMachine(2, map[string]float64{"a": 2, "b": 0.3})
+	m.run(5 * time.Second)
+	m.want(t, "one is busy", map[string]int{"a": 1})
+	delete(m.demand, "a")
+	m.run(step)
+	if m.policy.lowered() != 0 {
+		t.Fatal("it counts a sandbox that is gone")
+	}
+}

@@ -1,0 +1,50 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// A sandbox that computes without a pause has the lowest priority while another one runs commands, and its own weight again after.
+func TestBusySandboxGivesWay(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	n, _ := m.node(func(c *Config) { c.DefaultLimits.MilliCPU = int64(1000 * runtime.NumCPU()) })
+	cgroup := func(s *agents.Sandbox) string { return n.host.Cgroup(string(n.handles.Lookup(s.UID).ID)) }
+	busy, quick := object(class("gvisor")), object(class("gvisor"))
+	ensure(t, n, busy)
+	ensure(t, n, quick)
+	if _, err := os.Stat(filepath.Join("/sys/fs/cgroup/cpu", cgroup(busy), "cpu.idle")); err != nil {
+		t.Skip("SKIPPED: no cpu.idle of cgroup version 1 here")
+	}
+	shares := func(s *agents.Sandbox) string {
+		b, err := os.ReadFile(filepath.Join("/sys/fs/cgroup/cpu", cgroup(s), "cpu.shares"))
+		must(t, err)
+		return strings.TrimSpace(string(b))
+	}
+	before := shares(busy)
+	run(t, n, busy, fmt.Sprintf("for i in $(seq %d); do (while [ ! -e /stop ]; do :; done) >/dev/null 2>&1 & done", 2*runtime.NumCPU()))
+	lowest := func(s *agents.Sandbox) bool {
+		run(t, n, quick, "true")
+		got, err := cgroups.LowestCPU(cgroup(s))
+		must(t, err)
+		return got
+	}
+	eventually.True(t, "the busy sandbox has the lowest priority", func() bool { return lowest(busy) })
+	if lowest(quick) {
+		t.Error("the sandbox that runs commands has the lowest priority too")
+	}
+	run(t, n, busy, "touch /stop")
+	eventually.True(t, "it has its own again", func() bool { return !lowest(busy) })
+	if after := shares(busy); after != before {
+		t.Errorf("cpu.shares %s, were %s", after, before)
+	}
+}
