@@ -17,10 +17,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 )
 
 const root = "/sys/fs/cgroup"
@@ -127,20 +128,53 @@ func readTable(path string) (map[string]uint64, error) {
 	return table, nil
 }
 
-// cgroupDirs are the directories of a path, one per hierarchy.
-func cgroupDirs(cgroupsPath string) ([]string, error) {
-	found, err := filepath.Glob(filepath.Join(root, "*", cgroupsPath))
-	if err != nil {
-		return nil, fmt.Errorf("find cgroups of %s: %w", cgroupsPath, err)
+// hierarchies are the directories where they are mounted.
+var hierarchies = sync.OnceValues(func() (dirs []string, err error) {
+	if unified() {
+		return []string{root}, nil
 	}
-	if dir := filepath.Join(root, cgroupsPath); unified() {
-		if _, err := os.Stat(dir); err == nil {
-			found = []string{dir}
-		} else {
-			found = nil
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return nil, fmt.Errorf("find cgroups: %w", err)
+	}
+	for _, e := range entries {
+		if e.IsDir() { // not the links of controllers that share a hierarchy
+			dirs = append(dirs, filepath.Join(root, e.Name()))
 		}
 	}
-	return found, nil
+	return dirs, nil
+})
+
+// walk calls f with the directories of a path and its children in all hierarchies, children first. A missing path has none. f may
+// remove its directory.
+func walk(cgroupsPath string, f func(dir string) error) error {
+	roots, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	var failures []error
+	for _, root := range roots {
+		failures = append(failures, walkDir(filepath.Join(root, cgroupsPath), f))
+	}
+	return errors.Join(failures...)
+}
+
+func walkDir(dir string, f func(dir string) error) error {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return ignoreMissing(err)
+	}
+	var failures []error
+	if st.Nlink > 2 { // it has children
+		entries, err := os.ReadDir(dir)
+		failures = append(failures, ignoreMissing(err))
+		for _, e := range entries {
+			if e.IsDir() {
+				failures = append(failures, walkDir(filepath.Join(dir, e.Name()), f))
+			}
+		}
+	}
+	return errors.Join(append(failures, ignoreMissing(f(dir)))...)
 }
 
 // HasProcesses reports whether a path or its children have a process, in any hierarchy. A missing
@@ -152,27 +186,18 @@ func HasProcesses(cgroupsPath string) (bool, error) {
 
 // Processes lists the processes of a path and its children, in any hierarchy.
 func Processes(cgroupsPath string) (pids []int, err error) {
-	dirs, err := cgroupDirs(cgroupsPath)
-	if err != nil {
-		return nil, err
-	}
 	seen := map[int]bool{}
-	for _, dir := range dirs {
-		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || !d.IsDir() {
-				return ignoreMissing(err)
+	err = walk(cgroupsPath, func(dir string) error {
+		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		for text := range strings.FieldsSeq(string(b)) {
+			if pid, err := strconv.Atoi(text); err == nil && !seen[pid] {
+				seen[pid], pids = true, append(pids, pid)
 			}
-			b, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-			for text := range strings.FieldsSeq(string(b)) {
-				if pid, err := strconv.Atoi(text); err == nil && !seen[pid] {
-					seen[pid], pids = true, append(pids, pid)
-				}
-			}
-			return ignoreMissing(err)
-		})
-		if err != nil {
-			return nil, fmt.Errorf("list processes of %s: %w", cgroupsPath, err)
 		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list processes of %s: %w", cgroupsPath, err)
 	}
 	return pids, nil
 }
@@ -196,13 +221,39 @@ func KillAll(ctx context.Context, cgroupsPath string) error {
 		if err != nil || len(pids) == 0 {
 			return true, err
 		}
+		var ending []unix.PollFd
+		defer func() {
+			for _, p := range ending {
+				_ = unix.Close(int(p.Fd))
+			}
+		}()
 		for _, pid := range pids {
-			if err := unix.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+			fd, err := unix.PidfdOpen(pid, 0)
+			if errors.Is(err, unix.ESRCH) {
+				continue
+			}
+			if err == nil {
+				ending = append(ending, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}) //nolint:gosec // a descriptor
+				err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+			}
+			if err != nil && !errors.Is(err, unix.ESRCH) {
 				return true, fmt.Errorf("kill process %d: %w", pid, err)
 			}
 		}
+		awaitEnds(ctx, ending)
 		return false, nil
 	})
+}
+
+// awaitEnds waits until processes have ended, which takes a large one some hundred milliseconds, or ctx is done.
+func awaitEnds(ctx context.Context, pidfds []unix.PollFd) {
+	const look = 100 // milliseconds between looks at ctx
+	for left := slices.Clone(pidfds); len(left) > 0 && ctx.Err() == nil; {
+		if _, err := unix.Poll(left, look); err != nil && !errors.Is(err, unix.EINTR) {
+			return
+		}
+		left = slices.DeleteFunc(left, func(p unix.PollFd) bool { return p.Revents != 0 })
+	}
 }
 
 // RemoveIdle removes a path as Remove does, and retries while the kernel holds it busy after its last
@@ -214,18 +265,14 @@ func RemoveIdle(ctx context.Context, cgroupsPath string) error {
 	})
 }
 
-// retry repeats try every few milliseconds until done or the end of ctx.
+// retry repeats try, at first after a millisecond, until done or the end of ctx.
 func retry(ctx context.Context, try func() (done bool, err error)) error {
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	for pause := time.Millisecond; ; pause = min(2*pause, 32*time.Millisecond) {
 		done, err := try()
 		if done {
 			return err
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
+		if !lifecycle.Sleep(ctx, pause) {
 			return errors.Join(err, context.Cause(ctx))
 		}
 	}
@@ -233,25 +280,7 @@ func retry(ctx context.Context, try func() (done bool, err error)) error {
 
 // Remove removes a path and its empty children from all hierarchies. A missing path is success.
 func Remove(cgroupsPath string) error {
-	dirs, err := cgroupDirs(cgroupsPath)
-	if err != nil {
-		return err
-	}
-	var failures []error
-	for _, dir := range dirs {
-		var nested []string
-		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				nested = append(nested, path)
-			}
-			return ignoreMissing(err)
-		})
-		failures = append(failures, err)
-		for _, dir := range slices.Backward(nested) {
-			failures = append(failures, ignoreMissing(os.Remove(dir)))
-		}
-	}
-	if err := errors.Join(failures...); err != nil {
+	if err := walk(cgroupsPath, os.Remove); err != nil {
 		return fmt.Errorf("remove cgroups of %s: %w", cgroupsPath, err)
 	}
 	return nil
@@ -259,13 +288,13 @@ func Remove(cgroupsPath string) error {
 
 // List names the children of a path, in any hierarchy.
 func List(cgroupsPath string) (names []string, err error) {
-	dirs, err := cgroupDirs(cgroupsPath)
+	roots, err := hierarchies()
 	if err != nil {
 		return nil, err
 	}
 	seen := map[string]bool{}
-	for _, dir := range dirs {
-		entries, err := os.ReadDir(dir)
+	for _, root := range roots {
+		entries, err := os.ReadDir(filepath.Join(root, cgroupsPath))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("list cgroups of %s: %w", cgroupsPath, err)
 		}
