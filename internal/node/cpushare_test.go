@@ -13,13 +13,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// A sandbox that computes without a pause has the lowest priority while another one runs commands, and its own weight again after.
+// A sandbox that computes without a pause has the lowest priority while one of another namespace runs commands, and its own weight
+// again after.
 func TestBusySandboxGivesWay(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(func(c *Config) { c.DefaultLimits.MilliCPU = int64(1000 * runtime.NumCPU()) })
 	cgroup := func(s *agents.Sandbox) string { return n.host.Cgroup(string(n.handles.Lookup(s.UID).ID)) }
-	busy, quick := object(class("gvisor")), object(class("gvisor"))
+	tenant := func(s *agents.Sandbox) { s.Namespace = "busy" }
+	busy, late, quick := object(class("gvisor"), tenant), object(class("gvisor"), tenant), object(class("gvisor"))
 	ensure(t, n, busy)
 	ensure(t, n, quick)
 	if _, err := os.Stat(filepath.Join("/sys/fs/cgroup/cpu", cgroup(busy), "cpu.idle")); err != nil {
@@ -42,8 +44,10 @@ func TestBusySandboxGivesWay(t *testing.T) {
 	if lowest(quick) {
 		t.Error("the sandbox that runs commands has the lowest priority too")
 	}
+	ensure(t, n, late)
+	eventually.True(t, "a new sandbox of its namespace has it too", func() bool { return lowest(late) })
 	run(t, n, busy, "touch /stop")
-	eventually.True(t, "it has its own again", func() bool { return !lowest(busy) })
+	eventually.True(t, "both have their own again", func() bool { return !lowest(busy) && !lowest(late) })
 	if after := shares(busy); after != before {
 		t.Errorf("cpu.shares %s, were %s", after, before)
 	}

@@ -1,6 +1,7 @@
 // Package cpushare keeps sandboxes quick beside others that compute without a pause. While the processors are contended, those that
 // use more than their share get the kernel's lowest priority, cpu.idle of their cgroup: they have what others leave, and
-// give way at once to a process that wakes in another sandbox. They are raised again once they use little.
+// give way at once to a process that wakes in another sandbox. They are raised again once they use little. The same holds for
+// namespaces: all sandboxes of one that uses more than its share are lowered, also those that it starts meanwhile.
 //
 // It is for cgroups of version 1 and 2, on Linux 5.15 and later; before, and where a sandbox has asked for a share, it changes nothing.
 // At rest it reads /proc/uptime five times a second, and no cgroup.
@@ -40,16 +41,20 @@ type Config struct {
 
 // Balancer changes priorities. Only Run uses it.
 type Balancer struct {
-	cfg    Config
-	policy *policy
-	seen   map[string]time.Duration // the processor time of each cgroup, when last read
-	read   time.Time                // when that was
-	idle   time.Duration            // of all processors, since the start of the machine
-	looked time.Time
+	cfg                   Config
+	sandboxes, namespaces *policy
+	lowered               map[string]bool          // cgroups with the lowest priority
+	seen                  map[string]time.Duration // the processor time of each cgroup, when last read
+	read                  time.Time                // when that was
+	idle                  float64                  // the part of all processor time that was idle: an average
+	idleTime              time.Duration            // of all processors, since the start of the machine
+	looked                time.Time
 }
 
 // New returns a Balancer.
-func New(cfg Config) *Balancer { return &Balancer{cfg: cfg, policy: newPolicy()} }
+func New(cfg Config) *Balancer {
+	return &Balancer{cfg: cfg, sandboxes: newPolicy(), namespaces: newPolicy(), lowered: map[string]bool{}, idle: 1}
+}
 
 // Run changes priorities until ctx is done. It then leaves them: a restarted server finds them as they are.
 func (b *Balancer) Run(ctx context.Context) {
@@ -70,6 +75,23 @@ func (b *Balancer) Run(ctx context.Context) {
 	})
 }
 
+// sandbox is one that may be lowered.
+type sandbox struct {
+	namespace string
+	weight    uint64 // in the unit of cpu.shares
+}
+
+// running returns the sandboxes that may be lowered, by their cgroups, of which some may not exist.
+func (b *Balancer) running() map[string]sandbox {
+	all := map[string]sandbox{}
+	for _, u := range b.cfg.Registry.All() {
+		if r := u.Row(); r != nil && r.Plan.Limits.CPUShares == 0 {
+			all[b.cfg.Cgroup(string(u.ID))] = sandbox{u.Ref.Namespace, r.Plan.Limits.Weight()}
+		}
+	}
+	return all
+}
+
 // adopt finds the sandboxes that an earlier process has lowered.
 func (b *Balancer) adopt() error {
 	var failures []error
@@ -77,21 +99,11 @@ func (b *Balancer) adopt() error {
 		lowered, err := cgroups.LowestCPU(path)
 		failures = append(failures, ignoreMissing(err))
 		if lowered {
-			b.policy.loads[path] = &load{lowered: true, limit: enough}
+			b.lowered[path] = true
+			b.sandboxes.loads[path] = &load{lowered: true, limit: enough}
 		}
 	}
 	return errors.Join(failures...)
-}
-
-// running returns the weights of the sandboxes that may be lowered, by their cgroups, of which some may not exist.
-func (b *Balancer) running() map[string]uint64 {
-	weights := map[string]uint64{}
-	for _, u := range b.cfg.Registry.All() {
-		if r := u.Row(); r != nil && r.Plan.Limits.CPUShares == 0 {
-			weights[b.cfg.Cgroup(string(u.ID))] = r.Plan.Limits.Weight()
-		}
-	}
-	return weights
 }
 
 // look measures since the last look, and changes priorities.
@@ -101,10 +113,11 @@ func (b *Balancer) look(ctx context.Context, now time.Time) error {
 		return err
 	}
 	if took := now.Sub(b.looked); !b.looked.IsZero() && took > 0 {
-		b.policy.observe((idle-b.idle).Seconds()/took.Seconds()/float64(runtime.NumCPU()), took)
+		part := (idle - b.idleTime).Seconds() / took.Seconds() / float64(runtime.NumCPU())
+		b.idle += keep(took) * (part - b.idle)
 	}
-	b.idle, b.looked = idle, now
-	if !b.policy.busy() {
+	b.idleTime, b.looked = idle, now
+	if b.idle >= contended && !b.sandboxes.anyLowered() && !b.namespaces.anyLowered() {
 		b.seen = nil
 		return nil
 	}
@@ -113,22 +126,53 @@ func (b *Balancer) look(ctx context.Context, now time.Time) error {
 	if err != nil || used == nil {
 		return err
 	}
-	lower, raise := b.policy.decide(used, took)
-	failures := b.set(ctx, running, lower, true)
-	failures = append(failures, b.set(ctx, running, raise, false)...)
-	b.cfg.Lowered.Set(float64(b.policy.lowered()))
+	sums := map[string]float64{}
+	for path, cores := range used {
+		sums[running[path].namespace] += cores
+	}
+	b.sandboxes.decide(used, b.idle, took)
+	b.namespaces.decide(sums, b.idle, took)
+	return b.apply(ctx, running)
+}
+
+// apply gives each sandbox the priority that was decided.
+func (b *Balancer) apply(ctx context.Context, running map[string]sandbox) error {
+	var failures []error
+	for path := range b.lowered {
+		if _, ok := running[path]; !ok {
+			delete(b.lowered, path)
+		}
+	}
+	for path, s := range running {
+		lowest := b.sandboxes.lowered(path) || b.namespaces.lowered(s.namespace)
+		if lowest == b.lowered[path] {
+			continue
+		}
+		err := cgroups.SetLowestCPU(path, lowest, s.weight)
+		if errors.Is(err, fs.ErrNotExist) { // not yet, or not any more
+			continue
+		}
+		failures = append(failures, err)
+		b.lowered[path] = lowest
+		b.cfg.Log.DebugContext(ctx, "priority of a sandbox changed", "cgroup", path, "lowest", lowest, telemetry.Error, err)
+		if !lowest {
+			delete(b.lowered, path)
+		}
+	}
+	b.cfg.Lowered.Set(float64(len(b.lowered)))
 	return errors.Join(failures...)
 }
 
 // measure returns the cores that each sandbox has used since the last measurement, or nil if there was none. A cgroup that was made
-// again meanwhile begins anew.
-func (b *Balancer) measure(running map[string]uint64, now time.Time) (used map[string]float64, took time.Duration, err error) {
+// again meanwhile has its own priority.
+func (b *Balancer) measure(running map[string]sandbox, now time.Time) (used map[string]float64, took time.Duration, err error) {
 	seen, before := make(map[string]time.Duration, len(running)), b.seen
 	took = now.Sub(b.read)
 	used = make(map[string]float64, len(running))
 	for path := range running {
 		cpu, err := cgroups.ReadCPU(path)
 		if errors.Is(err, fs.ErrNotExist) {
+			delete(b.lowered, path)
 			continue
 		}
 		if err != nil {
@@ -136,9 +180,11 @@ func (b *Balancer) measure(running map[string]uint64, now time.Time) (used map[s
 		}
 		seen[path] = cpu
 		switch was, ok := before[path]; {
-		case !ok:
+		case !ok: // it was made since
+			used[path] = cpu.Seconds() / took.Seconds()
 		case cpu < was:
-			delete(b.policy.loads, path)
+			delete(b.sandboxes.loads, path)
+			delete(b.lowered, path)
 		default:
 			used[path] = (cpu - was).Seconds() / took.Seconds()
 		}
@@ -148,15 +194,6 @@ func (b *Balancer) measure(running map[string]uint64, now time.Time) (used map[s
 		return nil, 0, nil
 	}
 	return used, took, nil
-}
-
-func (b *Balancer) set(ctx context.Context, running map[string]uint64, paths []string, lowest bool) (failures []error) {
-	for _, path := range paths {
-		err := cgroups.SetLowestCPU(path, lowest, running[path])
-		failures = append(failures, ignoreMissing(err))
-		b.cfg.Log.DebugContext(ctx, "priority of a sandbox changed", "cgroup", path, "lowest", lowest, "cores", b.policy.loads[path].cores, telemetry.Error, err)
-	}
-	return failures
 }
 
 func ignoreMissing(err error) error {

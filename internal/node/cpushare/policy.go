@@ -10,20 +10,20 @@ const (
 	window = 500 * time.Millisecond
 	// contended is the part of the machine's processor time that nothing uses, below which processes wait for each other.
 	contended = 0.1
-	// A sandbox is lowered if it uses more than enough cores, and excess times the average of the active ones.
+	// One is lowered if it uses more than enough cores, and excess times the average of the active ones.
 	enough, excess = 0.1, 1.25
-	// active is the use, in cores, from which on a sandbox counts in that average.
+	// active is the use, in cores, from which on one counts in that average.
 	active = 0.05
-	// A lowered sandbox starves that gets less than this part of the average for patience. Then further ones may be lowered.
+	// A lowered one starves that gets less than this part of the average for patience. Then further ones may be lowered.
 	starved  = 0.5
 	patience = 5 * time.Second
-	// A lowered sandbox is raised that uses less than this part of the limit which it had exceeded, for forgiven. Where processors
+	// A lowered one is raised that uses less than this part of the limit which it had exceeded, for forgiveAfter. Where processors
 	// are idle, a tenth of the time is long enough: it could have used them.
-	calm     = 1.0 / 3
-	forgiven = 10 * time.Second
+	calm         = 1.0 / 3
+	forgiveAfter = 10 * time.Second
 )
 
-// load is the recent use of one sandbox.
+// load is the recent use of one sandbox, or of one namespace's sandboxes.
 type load struct {
 	cores   float64 // an average
 	lowered bool
@@ -32,35 +32,34 @@ type load struct {
 	calm, starves time.Duration
 }
 
-// policy decides which sandboxes have the lowest priority.
+// policy decides which of those that compete have the lowest priority: sandboxes, or namespaces.
 type policy struct {
-	idle  float64 // an average
 	loads map[string]*load
 }
 
-func newPolicy() *policy { return &policy{idle: 1, loads: map[string]*load{}} }
+func newPolicy() *policy { return &policy{loads: map[string]*load{}} }
 
-// busy reports whether the policy needs the use of sandboxes: processors are contended, or some sandbox is lowered.
-func (p *policy) busy() bool { return p.idle < contended || p.lowered() > 0 }
-
-// lowered counts the sandboxes with the lowest priority.
-func (p *policy) lowered() (n int) {
-	for _, l := range p.loads {
-		if l.lowered {
-			n++
-		}
-	}
-	return n
+// lowered reports whether one has the lowest priority.
+func (p *policy) lowered(name string) bool {
+	l := p.loads[name]
+	return l != nil && l.lowered
 }
 
-// observe takes the part of processor time that was idle for a time.
-func (p *policy) observe(idle float64, took time.Duration) { p.idle += keep(took) * (idle - p.idle) }
+// anyLowered reports whether any has.
+func (p *policy) anyLowered() bool {
+	for _, l := range p.loads {
+		if l.lowered {
+			return true
+		}
+	}
+	return false
+}
 
 // keep is the weight of what was measured for a time in an average.
 func keep(took time.Duration) float64 { return 1 - math.Exp(-took.Seconds()/window.Seconds()) }
 
-// decide takes the cores that each sandbox has used for a time, and returns those whose priority changes. It forgets all others.
-func (p *policy) decide(used map[string]float64, took time.Duration) (lower, raise []string) {
+// decide takes the cores that each has used for a time, and the recent part of all processor time that was idle. It forgets all others.
+func (p *policy) decide(used map[string]float64, idle float64, took time.Duration) {
 	for name := range p.loads {
 		if _, ok := used[name]; !ok {
 			delete(p.loads, name)
@@ -84,37 +83,36 @@ func (p *policy) decide(used map[string]float64, took time.Duration) (lower, rai
 			l.starves = 0
 		}
 	}
-	further := p.idle < contended && p.further()
-	for name, l := range p.loads {
+	further := idle < contended && p.further()
+	for _, l := range p.loads {
 		switch {
-		case l.lowered && p.forgive(l, took):
-			l.lowered, raise = false, append(raise, name)
-		case !l.lowered && further && l.cores > limit:
-			*l, lower = load{cores: l.cores, lowered: true, limit: limit}, append(lower, name)
+		case l.lowered:
+			l.lowered = !l.forgiven(idle, took)
+		case further && l.cores > limit:
+			*l = load{cores: l.cores, lowered: true, limit: limit}
 		}
 	}
-	return lower, raise
 }
 
-// further reports whether more sandboxes may be lowered: none is, or one starves beside the others.
+// further reports whether more may be lowered: none is, or one starves beside the others.
 func (p *policy) further() bool {
 	for _, l := range p.loads {
 		if l.lowered && l.starves >= patience {
 			return true
 		}
 	}
-	return p.lowered() == 0
+	return !p.anyLowered()
 }
 
-// forgive counts the time for which a lowered sandbox has been calm.
-func (p *policy) forgive(l *load, took time.Duration) bool {
+// forgiven counts the time for which a lowered one has been calm, and reports whether it was long enough.
+func (l *load) forgiven(idle float64, took time.Duration) bool {
 	switch {
 	case l.cores >= calm*l.limit:
 		l.calm = 0
-	case p.idle >= contended:
+	case idle >= contended:
 		l.calm += 10 * took
 	default:
 		l.calm += took
 	}
-	return l.calm >= forgiven
+	return l.calm >= forgiveAfter
 }
