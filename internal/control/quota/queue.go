@@ -105,8 +105,8 @@ func (w *Waiter) Leave() {
 // granted in the order of their calls; none overtakes one that needs more. Without room in time the error is an
 // errs.ErrExhausted with the reason and the request's position; an errs.ErrTimeout if ctx ended.
 func (q *Quotas) Await(ctx context.Context, req Request, patience time.Duration) (*Reservation, error) {
-	first := make(chan struct{}, 1)
-	w, err := q.Enqueue(req.Namespace, time.Now(), func() {
+	first, began := make(chan struct{}, 1), time.Now()
+	w, err := q.Enqueue(req.Namespace, began, func() {
 		select {
 		case first <- struct{}{}:
 		default: // it has not looked since the last time
@@ -124,7 +124,7 @@ func (q *Quotas) Await(ctx context.Context, req Request, patience time.Duration)
 		case <-first:
 		case <-again:
 		case <-expired.C:
-			return nil, w.Expired(ctx, req.Size, patience)
+			return nil, w.Expired(ctx, req.Size, time.Since(began))
 		case <-ctx.Done():
 			return nil, fmt.Errorf("wait for the quota of namespace %s: %w: %w", req.Namespace, errs.ErrTimeout, ctx.Err())
 		}
@@ -167,8 +167,8 @@ func (q *Quotas) unlock() {
 	}
 }
 
-// Expired returns the errs.ErrExhausted of a request that was not granted within patience: the reason and its position.
-func (w *Waiter) Expired(ctx context.Context, size Size, patience time.Duration) error {
+// Expired returns the errs.ErrExhausted of a request that was not granted in time: the reason, how long it waited, and its position.
+func (w *Waiter) Expired(ctx context.Context, size Size, waited time.Duration) error {
 	q := w.quotas
 	limits, err := q.limits(ctx, w.namespace)
 	if err != nil {
@@ -181,5 +181,5 @@ func (w *Waiter) Expired(ctx context.Context, size Size, patience time.Duration)
 	if err := q.usageLocked(w.namespace).check(&limits, size); err != nil {
 		reason = errs.Text(err)
 	}
-	return errs.Public(errs.ErrExhausted, fmt.Sprintf("%s; waited %s in the queue, and was number %d of %d", reason, patience.Round(100*time.Millisecond), position, of))
+	return errs.Public(errs.ErrExhausted, fmt.Sprintf("%s; waited %s in the queue, and was number %d of %d", reason, waited.Round(100*time.Millisecond), position, of))
 }
