@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -249,7 +250,7 @@ func (c *probeConn) request(question string) (string, error) {
 		if err := c.lines.Err(); err != nil {
 			return "", err
 		}
-		return "", errors.New("end of stream")
+		return "", io.EOF
 	}
 	return c.lines.Text(), nil
 }
