@@ -12,8 +12,8 @@
 # With none of these, tests of real sandboxes begin until TEST_UNTIL (seconds since 1970; default: eight minutes from now, but
 # at least four after all others). What is skipped then, in random order, is counted at the end; a fast machine has time for all.
 #
-# With CLUSTER_UNTIL (seconds since 1970) they are followed by the part of --kube that --all has, unless less than ten minutes are
-# left, or its programs are not built in time. The first time that takes some ten minutes.
+# With SHARE_UNTIL (seconds since 1970) they are followed by one share of what only --all and --kube have, another one each hour, or
+# the one that SHARE names. It begins if ten minutes are left, and is stopped at SHARE_UNTIL; that is no failure.
 #
 # In CI, up to three tests that failed run once more, each alone; what passes only
 # then is named at the end, to be mended. Data races, panics and what a whole
@@ -64,7 +64,7 @@ run() {
 	local name=$1 packages=$2
 	shift 2
 	[[ " $* " != *" -race "* ]] || export CGO_ENABLED=1
-	gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages="$packages" --jsonfile="$scratch/$name.json" "${again[@]/REPORT/$scratch/$name.again}" -- \
+	${limit:+timeout --signal=INT --kill-after=60 "$limit"} gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages="$packages" --jsonfile="$scratch/$name.json" "${again[@]/REPORT/$scratch/$name.again}" -- \
 		-vet=off -shuffle="$shuffle" -timeout=90m -parallel=2 ${RUN:+-run="$RUN"} "$@"
 }
 
@@ -82,24 +82,31 @@ run_cluster() {
 		-run='^(TestSandboxes|TestTutorial)$/^(doctor|pool and claim|peers|tokens of the cluster|purge)$' "$@"
 }
 
-# run_cluster_in_time FLAG... does so if CLUSTER_UNTIL leaves the time.
-run_cluster_in_time() {
-	local left=$((CLUSTER_UNTIL - EPOCHSECONDS)) built=124
-	if ((left > 600)); then
-		built=0
-		timeout $((left - 300)) scripts/tool.sh kubernetes || built=$?
+# run_share FLAG... runs the share of this hour. The tests below a folder are those of its packages, with the race detector.
+run_share() {
+	local shares=(cluster test/kube internal/control internal/edge internal/node "internal/guest internal/daemon internal/base internal/client")
+	local share=${SHARE:-${shares[EPOCHSECONDS / 3600 % ${#shares[@]}]}} limit=$((SHARE_UNTIL - EPOCHSECONDS)) result=0
+	export TEST_UNTIL=$((SHARE_UNTIL - 180))
+	if ((limit < 600)); then
+		say "no time is left for a share of make test-all and make test-kube"
+		return
 	fi
-	case $built in
-	0) run_cluster "$@" ;;
-	124) say "no time is left for tests on a Kubernetes; make test-kube runs them" ;;
-	*) return "$built" ;;
-	esac
+	say "a share of make test-all and make test-kube: $share, for up to $((limit / 60)) minutes"
+	# shellcheck disable=SC2086 # they are words
+	case $share in
+	cluster) timeout $((limit - 300)) scripts/tool.sh kubernetes && limit=$((SHARE_UNTIL - EPOCHSECONDS)) run_cluster "$@" ;;
+	test/kube) timeout $((limit - 300)) scripts/tool.sh kube-apiserver && limit=$((SHARE_UNTIL - EPOCHSECONDS)) TEST_PART=all run share ./test/kube -p=1 "$@" ;;
+	*) run share "$(printf './%s/... ' $share)" -p=2 -race "$@" ;;
+	esac || result=$?
+	((result == 124 || result == 137)) || return "$result"
+	say "the share was stopped, as no time is left"
+	! grep -q -- '--- FAIL: ' "$scratch/share.json" "$scratch/cluster.json" 2>/dev/null
 }
 
 # run_crowd FLAG... asks for thousands of sandboxes, which takes minutes with the race detector.
 run_crowd() { TEST_PART=crowd run crowd ./internal/edge/e2b -run='^TestCrowd$' "$@"; }
 
-status=0 shuffle=on
+status=0 shuffle=on limit=''
 if [[ -n ${PKG:-} ]]; then
 	run all "$PKG" -p=2 "${race[@]}" "$@" || status=$?
 elif ((${#race[@]} == 0)); then
@@ -115,7 +122,7 @@ elif ((${#race[@]} == 0)); then
 	((until > EPOCHSECONDS + 240)) || until=$((EPOCHSECONDS + 240))
 	export TEST_UNTIL=${TEST_UNTIL:-$until}
 	run sandboxes "./test/e2e ./internal/node" -p=2 -count=1 -timeout=40m "$@" || status=$?
-	[[ -z ${CLUSTER_UNTIL:-} ]] || run_cluster_in_time "$@" || status=$?
+	[[ -z ${SHARE_UNTIL:-} ]] || run_share "$@" || status=$?
 else
 	# The tests below test/ are clients: of servers, some of which are built with the race detector, and of controllers that
 	# run under it where they are. They take as long as all others together.
