@@ -96,6 +96,8 @@ func Attacks() map[string]Attack {
 	return map[string]Attack{
 		"endless JSON string":  endless("application/json", `{"error":"`, "x"),
 		"endless JSON array":   endless("application/json", "[", "{},"),
+		"small JSON items":     respond("200 OK", "application/json", "["+strings.Repeat("{},", (2<<20)/3-1)+"{}]"),
+		"many JSON names":      respond("200 OK", "application/json", manyNames()),
 		"endless JSON map":     endless("application/json", "{", `"a":"",`),
 		"endless log lines":    endless("application/x-ndjson", "", `{"source":"agent","line":"x"}`+"\n"),
 		"endless empty lines":  endless("application/x-ndjson", "", "{}\n"),
@@ -112,6 +114,15 @@ func Attacks() map[string]Attack {
 		"endless starts":       frames(envelope(0, 6, []byte{0x0a, 0x04, 0x0a, 0x02, 0x08, 0x01})),
 		"endless empty frames": frames(envelope(0, 0, nil)),
 	}
+}
+
+// manyNames is a map of two megabytes.
+func manyNames() string {
+	var b strings.Builder
+	for i := 0; b.Len() < 2<<20-20; i++ {
+		_, _ = fmt.Fprintf(&b, `,"%x":""`, i)
+	}
+	return "{" + b.String()[1:] + "}"
 }
 
 // Redirect sends callers elsewhere.
