@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // Attack answers one request on its connection.
@@ -24,6 +25,9 @@ type Counted struct {
 	net.Conn
 	sent *atomic.Int64
 }
+
+// Count returns a connection for an attack outside a test.
+func Count(conn net.Conn) *Counted { return &Counted{conn, new(atomic.Int64)} }
 
 // Write counts.
 func (c *Counted) Write(b []byte) (int, error) {
@@ -102,6 +106,10 @@ func Attacks() map[string]Attack {
 		"endless log lines":    endless("application/x-ndjson", "", `{"source":"agent","line":"x"}`+"\n"),
 		"endless empty lines":  endless("application/x-ndjson", "", "{}\n"),
 		"endless header":       endlessHeader,
+		"endless hints":        endlessHints,
+		"switch of protocol":   switchProtocol,
+		"a byte a second":      drip,
+		"terminal escapes":     respond("500 Internal Server Error", "application/json", `{"message":"\u001b]0;owned\u0007\n2026 level=ERROR msg=fake"}`),
 		"many headers":         manyHeaders,
 		"silence":              func(conn *Counted, _ *http.Request) { _, _ = io.Copy(io.Discard, conn) },
 		"head without a body":  headWithoutBody,
@@ -154,6 +162,25 @@ func repeat(conn *Counted, block []byte) {
 func endlessHeader(conn *Counted, _ *http.Request) {
 	if _, err := io.WriteString(conn, "HTTP/1.1 200 OK\r\nX-Long: "); err == nil {
 		repeat(conn, bytes.Repeat([]byte("x"), 64<<10))
+	}
+}
+
+func endlessHints(conn *Counted, _ *http.Request) {
+	repeat(conn, bytes.Repeat([]byte("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"), 1<<10))
+}
+
+func switchProtocol(conn *Counted, _ *http.Request) {
+	if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"); err == nil {
+		repeat(conn, bytes.Repeat([]byte("x"), 64<<10))
+	}
+}
+
+// drip sends a body for as long as its caller waits.
+func drip(conn *Counted, _ *http.Request) {
+	_, err := io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n[")
+	for err == nil {
+		time.Sleep(time.Second)
+		_, err = io.WriteString(conn, " ")
 	}
 }
 
