@@ -26,9 +26,6 @@ type Counted struct {
 	sent *atomic.Int64
 }
 
-// Count returns a connection for an attack outside a test.
-func Count(conn net.Conn) *Counted { return &Counted{conn, new(atomic.Int64)} }
-
 // Write counts.
 func (c *Counted) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
@@ -91,8 +88,17 @@ func (a *Agent) serve(conn net.Conn, attack Attack) {
 		return
 	}
 	a.Requests.Add(1)
+	answer(&Counted{Conn: conn, sent: &a.sent}, req, attack)
+}
+
+// Answer answers one request, as an agent outside a test.
+func Answer(conn net.Conn, req *http.Request, attack Attack) {
+	answer(&Counted{Conn: conn, sent: new(atomic.Int64)}, req, attack)
+}
+
+func answer(conn *Counted, req *http.Request, attack Attack) {
 	go func() { _, _ = io.Copy(io.Discard, req.Body) }() // a client sends before it reads
-	attack(&Counted{Conn: conn, sent: &a.sent}, req)
+	attack(conn, req)
 }
 
 // Attacks are those that a client must survive, by name.

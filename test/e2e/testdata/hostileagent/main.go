@@ -1,25 +1,21 @@
 // Command hostileagent is an agent that lets its sandbox start, and then answers each request with the attack that a
-// request to port 8080, "/<path>?<attack>", has set for it.
+// request to port 8080, "/?<attack>", has set.
 package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
-	"strings"
-	"sync"
+	"strconv"
+	"sync/atomic"
 
 	"github.com/barchan-dev/barchan/internal/guest/envd"
-	"github.com/barchan-dev/barchan/internal/testkit/hostileagent"
-)
-
-var (
-	mu     sync.Mutex
-	attack string
+	"github.com/barchan-dev/barchan/internal/testkit/hostileagent" //nolint:depguard // a program of a test
 )
 
 func main() {
@@ -27,50 +23,47 @@ func main() {
 		fmt.Println(envd.Version)
 		return
 	}
-	go func() {
-		_ = http.ListenAndServe(":8080", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			mu.Lock()
-			defer mu.Unlock()
-			attack, _ = url.QueryUnescape(r.URL.RawQuery)
-		}))
-	}()
-	ln, err := net.Listen("tcp", fmt.Sprintf(":%d", envd.Port))
-	if err != nil {
+	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	for {
-		conn, err := ln.Accept()
-		if err != nil {
-			return
-		}
-		go serve(conn)
-	}
 }
 
-func serve(conn net.Conn) {
+func run() error {
+	var attack atomic.Value
+	attack.Store("")
+	ln, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", ":"+strconv.Itoa(envd.Port))
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go serve(conn, func() hostileagent.Attack { return hostileagent.Attacks()[attack.Load().(string)] })
+		}
+	}()
+	return http.ListenAndServe(":8080", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { //nolint:gosec // a test's
+		name, _ := url.QueryUnescape(r.URL.RawQuery)
+		attack.Store(name)
+	}))
+}
+
+func serve(conn net.Conn, attack func() hostileagent.Attack) {
 	defer func() { _ = conn.Close() }()
-	requests := bufio.NewReader(conn)
-	for {
+	for requests := bufio.NewReader(conn); ; {
 		req, err := http.ReadRequest(requests)
 		if err != nil {
 			return
 		}
-		mu.Lock()
-		answer := hostileagent.Attacks()[attack]
-		mu.Unlock()
-		if answer != nil {
-			go func() { _, _ = io.Copy(io.Discard, req.Body) }()
-			answer(hostileagent.Count(conn), req)
+		if answer := attack(); answer != nil {
+			hostileagent.Answer(conn, req, answer)
 			return
 		}
 		_, _ = io.Copy(io.Discard, req.Body)
-		if strings.HasPrefix(req.URL.Path, envd.PathEnvs) {
-			_, err = io.WriteString(conn, "HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}")
-		} else {
-			_, err = io.WriteString(conn, "HTTP/1.1 204 No Content\r\n\r\n")
-		}
-		if err != nil {
+		if _, err := io.WriteString(conn, "HTTP/1.1 204 No Content\r\n\r\n"); err != nil {
 			return
 		}
 	}
