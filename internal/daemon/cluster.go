@@ -18,7 +18,7 @@ import (
 const (
 	// leaseName is the Lease of all controllers of a cluster.
 	leaseName = "barchan-controller"
-	// podWorkers reconcile sandboxes: they mostly wait for the API server and for agents.
+	// podWorkers reconcile sandboxes of one namespace: they mostly wait for the API server and for agents.
 	podWorkers = 32
 )
 
@@ -70,7 +70,7 @@ func (d *Daemon) clusterControllers() []controllerSpec {
 	return append([]controllerSpec{d.checkpointController(nil, ""), {"sandboxes", func() (controller, error) {
 		return controllers.NewSandbox(controllers.SandboxConfig{
 			Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.runner, Events: d.recorder,
-			Sources: d.runner.Changes(d.cache.Informers()), Workers: podWorkers, Starts: podWorkers,
+			Sources: d.runner.Changes(d.cache.Informers()), Workers: 2 * podWorkers, Share: podWorkers, Starts: podWorkers,
 			LastWarmClaim: d.picker.LastWarmClaim, Assumed: d.assumed, Tracing: d.tracing(),
 		})
 	}}}, d.objectControllers(nil)...)

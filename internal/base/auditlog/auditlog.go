@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -62,6 +63,8 @@ const (
 	waiting = 4096
 	// complainEvery is the least time between two reports of losses.
 	complainEvery = time.Minute
+	// maxText is the length of a text, in bytes; what follows is cut. Clients choose names, also of what does not exist.
+	maxText = 512
 	// Defaults of Config.
 	defaultSize  = 100 << 20
 	defaultFiles = 10
@@ -122,6 +125,11 @@ func (l *Log) Add(e Entry) {
 	e.Time = e.Time.UTC()
 	if e.Result == "" {
 		e.Result = resultOf(e.Status)
+	}
+	for _, text := range []*string{&e.By, &e.Name, &e.Namespace, &e.Action, &e.Request, &e.Object, &e.Sandbox, &e.Address, &e.Result} {
+		if len(*text) > maxText {
+			*text = strings.ToValidUTF8((*text)[:maxText]+"…", "")
+		}
 	}
 	select {
 	case l.entries <- e:

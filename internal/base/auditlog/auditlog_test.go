@@ -170,3 +170,16 @@ func BenchmarkAdd(b *testing.B) {
 		l.Add(auditlog.Entry{By: auditlog.ByKey, Name: "key-abcdefghij", Namespace: "default", Action: "create sandboxes", Request: "POST /v2/sandboxes", Status: 201, Made: []string{"i6ibp9j1t14s14x0zq1c"}})
 	}
 }
+
+// TestLongNamesAreCut: a key of any scope sends paths of a megabyte. A few hundred of them would push all else out of the log, and those
+// that wait for a slow disk would take gigabytes.
+func TestLongNamesAreCut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.log")
+	long := strings.Repeat("\x00", 1<<20)
+	write(t, auditlog.Config{Path: path}, func(l *auditlog.Log) {
+		l.Add(auditlog.Entry{By: long, Name: long, Namespace: long, Action: long, Request: long, Object: long, Sandbox: long, Address: long, Result: long})
+	})
+	if got, err := os.ReadFile(path); err != nil || len(got) > 64<<10 || !strings.Contains(string(got), "\\u0000…") {
+		t.Errorf("%d bytes were written: %v", len(got), err)
+	}
+}

@@ -50,6 +50,7 @@ type engine struct {
 	registry *registry.Registry
 	admitted registry.AdmissionFunc // the configured one; may be nil
 	audit    *auditlog.Log          // nil: nothing is recorded
+	keys     KeyFunc                // nil: there are none
 	remote   http.Handler           // for requests from the network
 	inside   http.Handler           // for those of the in-process transport
 }
@@ -62,7 +63,7 @@ func build(cfg *Config, options func(schema.GroupResource, runtime.Codec, bool) 
 	if err != nil {
 		return nil, err
 	}
-	e = &engine{admitted: cfg.Admission, audit: cfg.Audit}
+	e = &engine{admitted: cfg.Admission, audit: cfg.Audit, keys: cfg.Keys}
 	gc := e.genericConfig(sch, newAuthenticator(tokens, cfg.Keys))
 	e.server, err = gc.Complete().New("barchan", genericapiserver.NewEmptyDelegate())
 	if err != nil {
@@ -154,7 +155,7 @@ func (e *engine) buildChains(api http.Handler, c *genericapiserver.Config) http.
 	if e.audit != nil {
 		h = genericapifilters.WithAudit(h, auditSink{e.audit}, auditPolicy{}, c.LongRunningFunc)
 	}
-	h = authenticated(h)
+	h = withStreamsEnded(authenticated(h), e.keys, c.LongRunningFunc)
 	h = genericfilters.WithTimeoutForNonLongRunningRequests(h, c.LongRunningFunc)
 	e.remote = outer(deadline(h))
 	return e.remote

@@ -34,6 +34,8 @@ const (
 	retryMost  = time.Minute
 	// firstStatusDelay is the age from which a member of a cluster has a status, if it has not run by then.
 	firstStatusDelay = 10 * time.Second
+	// longestStart is how long the start of a pool member keeps others waiting: the pull of its image may take half an hour.
+	longestStart = 10 * time.Second
 )
 
 // Runner runs sandboxes on a node; package node implements it. All methods are idempotent and safe for
@@ -82,8 +84,8 @@ type SandboxConfig struct {
 	Sources []source.Source
 	// Events records Kubernetes events; nil records none.
 	Events events.EventRecorder
-	// Workers is the number of concurrent reconciles. Default 16.
-	Workers int
+	// Workers is the number of concurrent reconciles, and Share how many of them one namespace may have. Defaults 64 and 16.
+	Workers, Share int
 	// Starts bounds concurrent starts of pool members. Default half the processors, at least 1: the others
 	// remain for claims.
 	Starts int
@@ -102,8 +104,8 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 	if cfg.Log == nil || cfg.Client == nil || cfg.Cache == nil || cfg.Runner == nil {
 		return nil, fmt.Errorf("sandbox controller: Log, Client, Cache and Runner are required: %w", errs.ErrInvalid)
 	}
-	cfg.Log, cfg.Workers = cfg.Log.With(telemetry.Component, "sandbox-controller"), cmp.Or(cfg.Workers, 16)
-	members := newStartLimiter(cmp.Or(cfg.Starts, max(1, runtime.NumCPU()/2)))
+	cfg.Log, cfg.Workers, cfg.Share = cfg.Log.With(telemetry.Component, "sandbox-controller"), cmp.Or(cfg.Workers, 64), cmp.Or(cfg.Share, 16)
+	members := newStartLimiter(cmp.Or(cfg.Starts, max(1, runtime.NumCPU()/2)), longestStart, nil)
 	r := &sandboxReconciler{SandboxConfig: cfg, cache: cfg.Cache, members: members, refused: newRefusals()}
 	sources := []source.Source{
 		source.Kind(cfg.Cache, &agents.Sandbox{}, &handler.TypedEnqueueRequestForObject[*agents.Sandbox]{}),
@@ -117,7 +119,7 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 	if cfg.References != nil {
 		sources = append(sources, r.referred(podsource.KindSecret, &corev1.Secret{}), r.referred(podsource.KindConfigMap, &corev1.ConfigMap{}))
 	}
-	return New(Work{Name: "sandbox", Log: cfg.Log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: sources})
+	return New(Work{Name: "sandbox", Log: cfg.Log, Workers: cfg.Workers, Share: cfg.Share, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: sources})
 }
 
 // changes enqueues the sandboxes that the node reports.

@@ -1,7 +1,9 @@
 package controllers
 
 import (
+	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,7 +11,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
 // Work waits after a warm claim, at most MaxClaimDelay, and not if the claim emptied the pool.
@@ -54,7 +62,7 @@ func testMemberStartWaits(t *testing.T) {
 
 // Members start in order, at most limit at once; a deleted one blocks no other.
 func TestStartLimiter(t *testing.T) {
-	l := newStartLimiter(2)
+	l := newStartLimiter(2, 0, nil)
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
 	defer queue.ShutDown()
 	if err := l.source().Start(t.Context(), queue); err != nil {
@@ -96,4 +104,73 @@ func TestStartLimiter(t *testing.T) {
 	}
 	l.release(key(1))
 	enqueued(4)
+}
+
+// A start that takes long, because a registry hardly answers, stops no other for longer than that.
+func TestStartLimiterForgetsLongStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newStartLimiter(1, time.Minute, nil)
+		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+		defer queue.ShutDown()
+		if err := l.source().Start(t.Context(), queue); err != nil {
+			t.Fatal(err)
+		}
+		slow, next := types.NamespacedName{Namespace: "a", Name: "slow"}, types.NamespacedName{Namespace: "b", Name: "next"}
+		if !l.acquire(slow) || l.acquire(next) {
+			t.Fatal("the limit is not one")
+		}
+		if r, _ := queue.Get(); r.NamespacedName != next { // blocks until the minute is over
+			t.Errorf("%s was enqueued", r)
+		}
+		if !l.acquire(next) {
+			t.Error("a start of a minute keeps its slot")
+		}
+		l.release(slow)
+		if l.acquire(slow) {
+			t.Error("the end of the long start freed the slot of another")
+		}
+	})
+}
+
+// TestNamespaceHasAShareOfTheWorkers has one namespace with more work that hangs than there are workers for it.
+func TestNamespaceHasAShareOfTheWorkers(t *testing.T) {
+	const workers, share = 3, 2
+	began, finish := make(chan string), make(chan struct{})
+	requests := make(chan event.TypedGenericEvent[*agents.Sandbox])
+	c, err := New(Work{
+		Name: "slow", Log: telemetry.Discard(), Workers: workers, Share: share, RetryFirst: time.Millisecond, RetryMost: time.Second,
+		Reconciler: reconcile.Func(func(_ context.Context, r reconcile.Request) (reconcile.Result, error) {
+			began <- r.Namespace
+			<-finish
+			return reconcile.Result{}, nil
+		}),
+		Sources: []source.Source{source.Channel(requests, &handler.TypedEnqueueRequestForObject[*agents.Sandbox]{})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = c.Start(ctx) })
+	enqueue := func(namespace, name string) {
+		requests <- event.TypedGenericEvent[*agents.Sandbox]{Object: &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}}
+	}
+	for i := range workers {
+		enqueue("hog", fmt.Sprint(i))
+	}
+	enqueue("other", "s")
+	got := map[string]int{}
+	for range workers {
+		got[<-began]++
+	}
+	if got["hog"] != share || got["other"] != 1 {
+		t.Errorf("the workers are at %v", got)
+	}
+	finish <- struct{}{} // of the hog or of the other; then all can go on
+	close(finish)
+	if who := <-began; who != "hog" {
+		t.Errorf("%s follows", who)
+	}
+	cancel()
+	running.Wait()
 }

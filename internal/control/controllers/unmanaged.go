@@ -1,11 +1,13 @@
 package controllers
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -18,7 +20,10 @@ type Work struct {
 	Name string
 	Log  *slog.Logger
 	// Workers is the number of concurrent reconciles.
-	Workers    int
+	Workers int
+	// Share is how many of them one namespace may have at once; zero: all. Agents, registries and stores of a tenant answer as late
+	// as they like, and other tenants must not wait for them.
+	Share      int
 	Reconciler reconcile.Reconciler
 	// RetryFirst and RetryMost bound the exponential backoff.
 	RetryFirst, RetryMost time.Duration
@@ -28,6 +33,10 @@ type Work struct {
 // New returns a controller without a manager: its Start blocks until its context is done.
 // Its name need not be unique, because tests run several servers in one process.
 func New(w Work) (controller.Controller, error) {
+	if w.Share > 0 {
+		limiter := newStartLimiter(w.Share, 0, func(key types.NamespacedName) string { return key.Namespace })
+		w.Reconciler, w.Sources = shared{limiter, w.Reconciler}, append(w.Sources, limiter.source())
+	}
 	unique := true
 	c, err := controller.NewUnmanaged(w.Name, controller.Options{
 		MaxConcurrentReconciles: w.Workers,
@@ -45,4 +54,19 @@ func New(w Work) (controller.Controller, error) {
 		}
 	}
 	return c, nil
+}
+
+// shared reconciles objects of namespaces that have a worker left.
+type shared struct {
+	limiter *startLimiter
+	next    reconcile.Reconciler
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (s shared) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	if !s.limiter.acquire(req.NamespacedName) {
+		return reconcile.Result{}, nil
+	}
+	defer s.limiter.release(req.NamespacedName)
+	return s.next.Reconcile(ctx, req)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
 // Time limits of a delivery.
@@ -17,13 +18,6 @@ const (
 	dialTime    = 5 * time.Second
 	deliverTime = 10 * time.Second
 )
-
-// notPublic are networks that netip's predicates do not name.
-var notPublic = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("192.0.0.0/24"), netip.MustParsePrefix("198.18.0.0/15"),
-	netip.MustParsePrefix("240.0.0.0/4"), netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("2001::/32"),
-	netip.MustParsePrefix("fec0::/10"), netip.MustParsePrefix("100::/64"),
-}
 
 // reachable reports whether a webhook may have an address: a public one, or one that the operator allows.
 func reachable(ip netip.Addr, allowed []netip.Prefix) bool {
@@ -33,11 +27,8 @@ func reachable(ip netip.Addr, allowed []netip.Prefix) bool {
 			return true
 		}
 	}
-	if !ip.IsGlobalUnicast() || ip.IsPrivate() || ip.IsLoopback() || ip.IsLinkLocalUnicast() {
-		return false
-	}
-	for _, p := range notPublic {
-		if p.Contains(ip) {
+	for _, r := range sandbox.NotPublic() {
+		if r.Prefix.Contains(ip) {
 			return false
 		}
 	}

@@ -18,7 +18,7 @@ func TestReachable(t *testing.T) {
 		"8.8.8.8": true, "2606:4700::1": true, "10.1.2.3": true, "::ffff:10.1.2.3": true,
 		"10.2.0.1": false, "127.0.0.1": false, "::1": false, "::ffff:127.0.0.1": false, "169.254.169.254": false, "fe80::1": false, "fd00::1": false,
 		"192.168.0.1": false, "172.16.0.1": false, "100.64.0.1": false, "0.0.0.0": false, "0.1.2.3": false, "::": false, "224.0.0.1": false, "ff02::1": false,
-		"255.255.255.255": false, "64:ff9b::7f00:1": false, "2002:7f00:1::": false, "198.18.0.1": false,
+		"255.255.255.255": false, "168.63.129.16": false, "64:ff9b::a83f:8110": false, "3fff::1": false, "64:ff9b::7f00:1": false, "2002:7f00:1::": false, "198.18.0.1": false,
 	} {
 		if got := reachable(netip.MustParseAddr(text), allowed); got != want {
 			t.Errorf("%s: %t, want %t", text, got, want)

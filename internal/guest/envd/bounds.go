@@ -1,6 +1,7 @@
 package envd
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,8 @@ const (
 
 	// maxAnswer bounds the JSON answer of a route, in bytes.
 	maxAnswer = 2 << 20
+	// maxPorts bounds the list of what listens in a sandbox, by port and address.
+	maxPorts = 1 << 16
 	// maxText bounds an error's text and other words of an agent's, in bytes: some get into objects.
 	maxText = 1 << 10
 	// maxProcessMessage and maxFilesMessage bound a message of an RPC, in bytes. Output comes in chunks of 32 KiB; a list of
@@ -55,6 +58,33 @@ func readAnswer(body io.Reader, out any) error {
 		return fmt.Errorf("it has more than %d bytes", maxAnswer)
 	}
 	return json.Unmarshal(b, out)
+}
+
+// list is a JSON array of at most max items, which an agent could make a hundred times as large in memory as on the wire.
+type list[T any] struct {
+	items []T
+	max   int
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *list[T]) UnmarshalJSON(text []byte) error {
+	dec := json.NewDecoder(bytes.NewReader(text))
+	if begin, err := dec.Token(); err != nil || begin == nil {
+		return err
+	} else if begin != json.Delim('[') {
+		return errors.New("it is not a list")
+	}
+	for dec.More() {
+		if len(l.items) == l.max {
+			return fmt.Errorf("it has more than %d items", l.max)
+		}
+		var item T
+		if err := dec.Decode(&item); err != nil {
+			return err
+		}
+		l.items = append(l.items, item)
+	}
+	return nil
 }
 
 // readError returns what a response other than a success means.

@@ -145,11 +145,9 @@ func (c *Client) Metrics(ctx context.Context) (Metrics, error) {
 // MetricsHistory reads the kept samples of the resource usage since a time, oldest first. An agent older than this route answers 404, an
 // [Error].
 func (c *Client) MetricsHistory(ctx context.Context, since time.Time) ([]Metrics, error) {
-	var all []Metrics
-	if err := c.call(ctx, http.MethodGet, PathMetricsHistory+"?"+QuerySince+"="+strconv.FormatInt(since.Unix(), 10), nil, &all); err != nil {
-		return nil, err
-	}
-	return all[max(0, len(all)-MaxMetrics):], nil
+	all := list[Metrics]{max: MaxMetrics}
+	err := c.call(ctx, http.MethodGet, PathMetricsHistory+"?"+QuerySince+"="+strconv.FormatInt(since.Unix(), 10), nil, &all)
+	return all.items, err
 }
 
 // Envs reads the environment that the agent gives to processes.
@@ -204,14 +202,14 @@ func (c *Client) Upload(ctx context.Context, path string, content io.Reader, met
 		return FileInfo{}, err
 	}
 	defer func() { _ = res.Body.Close() }()
-	var infos []FileInfo
+	infos := list[FileInfo]{max: 1}
 	if err := readAnswer(res.Body, &infos); err != nil {
 		return FileInfo{}, fmt.Errorf("decode answer to upload: %w", err)
 	}
-	if len(infos) != 1 {
-		return FileInfo{}, fmt.Errorf("decode answer to upload: %d files instead of one", len(infos))
+	if len(infos.items) == 0 {
+		return FileInfo{}, errors.New("decode answer to upload: no file instead of one")
 	}
-	return infos[0], nil
+	return infos.items[0], nil
 }
 
 // Compose joins files into one and removes the sources.

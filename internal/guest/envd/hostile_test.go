@@ -25,10 +25,14 @@ const (
 func calls() map[string]func(ctx context.Context, c *envd.Client) error {
 	each := func(envd.LogLine) error { return nil }
 	return map[string]func(ctx context.Context, c *envd.Client) error{
-		"health":     func(ctx context.Context, c *envd.Client) error { return c.Health(ctx) },
-		"init":       func(ctx context.Context, c *envd.Client) error { return c.Init(ctx, envd.InitRequest{}) },
-		"metrics":    func(ctx context.Context, c *envd.Client) error { _, err := c.Metrics(ctx); return err },
-		"envs":       func(ctx context.Context, c *envd.Client) error { _, err := c.Envs(ctx); return err },
+		"health":  func(ctx context.Context, c *envd.Client) error { return c.Health(ctx) },
+		"init":    func(ctx context.Context, c *envd.Client) error { return c.Init(ctx, envd.InitRequest{}) },
+		"metrics": func(ctx context.Context, c *envd.Client) error { _, err := c.Metrics(ctx); return err },
+		"envs":    func(ctx context.Context, c *envd.Client) error { _, err := c.Envs(ctx); return err },
+		"history": func(ctx context.Context, c *envd.Client) error {
+			_, err := c.MetricsHistory(ctx, time.Now())
+			return err
+		},
 		"ports":      func(ctx context.Context, c *envd.Client) error { _, err := c.Ports(ctx); return err },
 		"freeze":     func(ctx context.Context, c *envd.Client) error { return c.Freeze(ctx) },
 		"restored":   func(ctx context.Context, c *envd.Client) error { return c.Restored(ctx, time.Now()) },

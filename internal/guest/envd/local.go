@@ -41,9 +41,9 @@ type ListeningPort struct {
 
 // Ports reads what listens in the sandbox, by port and address, without the agent itself.
 func (c *Client) Ports(ctx context.Context) ([]ListeningPort, error) {
-	var ports []ListeningPort
+	ports := list[ListeningPort]{max: maxPorts}
 	err := c.call(ctx, http.MethodGet, PathPorts, nil, &ports)
-	return ports, err
+	return ports.items, err
 }
 
 // ConnectLocal makes of a connection to an agent one to a port of its sandbox's loopback. The error

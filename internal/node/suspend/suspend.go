@@ -35,6 +35,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
+// clockTimeout bounds the answer of an agent that is told the time after a resume. A tenant may have replaced it.
+const clockTimeout = 5 * time.Second
+
 // Config is what New needs; every field is required unless it says so.
 type Config struct {
 	Log        *slog.Logger
@@ -179,7 +182,9 @@ func (p *Suspender) thaw(ctx context.Context, runtime *oci.Runtime, u *registry.
 		return err
 	}
 	now := time.Now()
-	err = w.Timed("agent", func() error { return agent.Init(ctx, envd.InitRequest{Timestamp: &now}) })
+	asked, cancel := context.WithTimeout(ctx, clockTimeout)
+	defer cancel()
+	err = w.Timed("agent", func() error { return agent.Init(asked, envd.InitRequest{Timestamp: &now}) })
 	if err != nil && !errors.Is(err, context.Canceled) {
 		p.cfg.Log.WarnContext(ctx, "agent clock not set after a resume", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}

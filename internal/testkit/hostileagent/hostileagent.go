@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // Attack answers one request on its connection.
@@ -87,8 +88,17 @@ func (a *Agent) serve(conn net.Conn, attack Attack) {
 		return
 	}
 	a.Requests.Add(1)
+	answer(&Counted{Conn: conn, sent: &a.sent}, req, attack)
+}
+
+// Answer answers one request, as an agent outside a test.
+func Answer(conn net.Conn, req *http.Request, attack Attack) {
+	answer(&Counted{Conn: conn, sent: new(atomic.Int64)}, req, attack)
+}
+
+func answer(conn *Counted, req *http.Request, attack Attack) {
 	go func() { _, _ = io.Copy(io.Discard, req.Body) }() // a client sends before it reads
-	attack(&Counted{Conn: conn, sent: &a.sent}, req)
+	attack(conn, req)
 }
 
 // Attacks are those that a client must survive, by name.
@@ -96,10 +106,16 @@ func Attacks() map[string]Attack {
 	return map[string]Attack{
 		"endless JSON string":  endless("application/json", `{"error":"`, "x"),
 		"endless JSON array":   endless("application/json", "[", "{},"),
+		"small JSON items":     respond("200 OK", "application/json", "["+strings.Repeat("{},", (2<<20)/3-1)+"{}]"),
+		"many JSON names":      respond("200 OK", "application/json", manyNames()),
 		"endless JSON map":     endless("application/json", "{", `"a":"",`),
 		"endless log lines":    endless("application/x-ndjson", "", `{"source":"agent","line":"x"}`+"\n"),
 		"endless empty lines":  endless("application/x-ndjson", "", "{}\n"),
 		"endless header":       endlessHeader,
+		"endless hints":        endlessHints,
+		"switch of protocol":   switchProtocol,
+		"a byte a second":      drip,
+		"terminal escapes":     respond("500 Internal Server Error", "application/json", `{"message":"\u001b]0;owned\u0007\n2026 level=ERROR msg=fake"}`),
 		"many headers":         manyHeaders,
 		"silence":              func(conn *Counted, _ *http.Request) { _, _ = io.Copy(io.Discard, conn) },
 		"head without a body":  headWithoutBody,
@@ -112,6 +128,15 @@ func Attacks() map[string]Attack {
 		"endless starts":       frames(envelope(0, 6, []byte{0x0a, 0x04, 0x0a, 0x02, 0x08, 0x01})),
 		"endless empty frames": frames(envelope(0, 0, nil)),
 	}
+}
+
+// manyNames is a map of two megabytes.
+func manyNames() string {
+	var b strings.Builder
+	for i := 0; b.Len() < 2<<20-20; i++ {
+		_, _ = fmt.Fprintf(&b, `,"%x":""`, i)
+	}
+	return "{" + b.String()[1:] + "}"
 }
 
 // Redirect sends callers elsewhere.
@@ -143,6 +168,25 @@ func repeat(conn *Counted, block []byte) {
 func endlessHeader(conn *Counted, _ *http.Request) {
 	if _, err := io.WriteString(conn, "HTTP/1.1 200 OK\r\nX-Long: "); err == nil {
 		repeat(conn, bytes.Repeat([]byte("x"), 64<<10))
+	}
+}
+
+func endlessHints(conn *Counted, _ *http.Request) {
+	repeat(conn, bytes.Repeat([]byte("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"), 1<<10))
+}
+
+func switchProtocol(conn *Counted, _ *http.Request) {
+	if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"); err == nil {
+		repeat(conn, bytes.Repeat([]byte("x"), 64<<10))
+	}
+}
+
+// drip sends a body for as long as its caller waits.
+func drip(conn *Counted, _ *http.Request) {
+	_, err := io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n[")
+	for err == nil {
+		time.Sleep(time.Second)
+		_, err = io.WriteString(conn, " ")
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/auditlog"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 	"github.com/barchan-dev/barchan/internal/config"
 )
 
@@ -74,5 +75,5 @@ func auditLine(e *auditlog.Entry) string {
 	if e.Status != 0 {
 		result = fmt.Sprintf("%s (%d)", e.Result, e.Status)
 	}
-	return fmt.Sprintf("%s  %-24s %-22s %-36s %-15s %s", e.Time.Local().Format(time.DateTime), who, e.Action, cmp.Or(what, e.Request), cmp.Or(e.Address, "-"), result)
+	return terminal.Escaped(fmt.Sprintf("%s  %-24s %-22s %-36s %-15s %s", e.Time.Local().Format(time.DateTime), who, e.Action, cmp.Or(what, e.Request), cmp.Or(e.Address, "-"), result), terminal.MaxErrorLine)
 }

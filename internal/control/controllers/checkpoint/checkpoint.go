@@ -27,6 +27,8 @@ const (
 
 	// defaultWorkers exceeds the concurrent captures of a node, so that the others get a status too.
 	defaultWorkers = 16
+	// share is how many of them one namespace may have, one less than a node captures at once.
+	share = 3
 	// inUseRetry is the retry interval of the deletion of a checkpoint that is in use.
 	inUseRetry = time.Minute
 )
@@ -82,7 +84,7 @@ func New(cfg Config) (controller.Controller, error) {
 	cfg.Log = cfg.Log.With(telemetry.Component, "checkpoint-controller")
 	r := &reconciler{Config: cfg, began: time.Now()}
 	return controllers.New(controllers.Work{
-		Name: "checkpoint", Log: r.Log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost,
+		Name: "checkpoint", Log: r.Log, Workers: cfg.Workers, Share: share, RetryFirst: retryFirst, RetryMost: retryMost,
 		Reconciler: r, Sources: r.sources(cfg.Cache),
 	})
 }

@@ -1,6 +1,7 @@
 package pull
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 	"net/url"
 	"os"
 	"path"
+	"syscall"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 
@@ -18,6 +21,9 @@ import (
 
 // anyRegistry is the key of mirrors for registries without mirrors of their own.
 const anyRegistry = "*"
+
+// dialTimeout is that of docker's own transport.
+const dialTimeout = 30 * time.Second
 
 // Registries are the hosts that registries are reached at. The zero value has each registry reached at its own host.
 type Registries struct {
@@ -37,7 +43,7 @@ func (r Registries) check() error {
 		}
 	}
 	for host := range r.CAs {
-		if _, err := r.client(host); err != nil {
+		if _, err := r.client(host, true); err != nil {
 			return err
 		}
 	}
@@ -52,11 +58,15 @@ func mirrorURL(text string) (*url.URL, error) {
 	return u, nil
 }
 
-// client returns a client that trusts the authorities of a host.
-func (r Registries) client(host string) (*http.Client, error) {
+// client returns a client that trusts the authorities of a host. For a host that the operator has not named it is guarded.
+func (r Registries) client(host string, named bool) (*http.Client, error) {
 	file := r.CAs[host]
 	if file == "" {
-		return &http.Client{Transport: docker.DefaultHTTPTransport(nil)}, nil
+		plain := docker.DefaultHTTPTransport(nil)
+		if !named {
+			plain.DialContext = (&net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout, ControlContext: guard(host)}).DialContext
+		}
+		return &http.Client{Transport: plain}, nil
 	}
 	roots, err := x509.SystemCertPool()
 	if err != nil {
@@ -72,6 +82,33 @@ func (r Registries) client(host string) (*http.Client, error) {
 	return &http.Client{Transport: docker.DefaultHTTPTransport(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12})}, nil
 }
 
+// guard refuses connections to addresses at which machines are served, and not images: tenants name registries, and a registry names in
+// its answers where tokens and layers are. Link-local ones, with the metadata of clouds, are closed to all, this machine's loopback
+// to registries elsewhere. Private ranges stay open: registries are there.
+func guard(host string) func(context.Context, string, string, syscall.RawConn) error {
+	proxy, _ := http.ProxyFromEnvironment(&http.Request{URL: &url.URL{Scheme: "https", Host: host}})
+	loopback := isLoopback(host) || proxy != nil
+	return func(_ context.Context, _, address string, _ syscall.RawConn) error {
+		to, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return fmt.Errorf("address of registry %s: %w", host, err)
+		}
+		ip := to.Addr().Unmap().WithZone("")
+		if ip.IsLinkLocalUnicast() || wireServers[ip] || (ip.IsLoopback() || ip.IsUnspecified()) && !loopback {
+			return errs.Public(errs.ErrForbidden, fmt.Sprintf("registry %s: no image is fetched from the address %s", host, ip))
+		}
+		return nil
+	}
+}
+
+// wireServers are the addresses beside link-local ones at which clouds serve their machines.
+var wireServers = map[netip.Addr]bool{
+	netip.MustParseAddr("168.63.129.16"):   true, // Azure
+	netip.MustParseAddr("100.100.100.200"): true, // Alibaba
+	netip.MustParseAddr("192.0.0.192"):     true, // Oracle
+	netip.MustParseAddr("fd00:ec2::254"):   true, // Amazon
+}
+
 // hosts returns where a registry's images are, its own host last. Only that receives the credentials: a mirror is another's.
 func (r Registries) hosts(creds Credentials) docker.RegistryHosts {
 	return func(registry string) (all []docker.RegistryHost, err error) {
@@ -84,7 +121,7 @@ func (r Registries) hosts(creds Credentials) docker.RegistryHosts {
 			if err != nil {
 				return nil, err
 			}
-			one, err := r.host(u.Host, u.Scheme, path.Join("/", u.Path, "v2"))
+			one, err := r.host(u.Host, u.Scheme, path.Join("/", u.Path, "v2"), true)
 			if err != nil {
 				return nil, err
 			}
@@ -102,13 +139,13 @@ func (r Registries) hosts(creds Credentials) docker.RegistryHosts {
 		if creds != (Credentials{}) {
 			auth = append(auth, docker.WithAuthCreds(func(string) (string, string, error) { return creds.Username, creds.Password, nil }))
 		}
-		own, err := r.host(host, scheme, "/v2", auth...)
+		own, err := r.host(host, scheme, "/v2", false, auth...)
 		return append(all, own), err
 	}
 }
 
-func (r Registries) host(host, scheme, at string, auth ...docker.AuthorizerOpt) (docker.RegistryHost, error) {
-	client, err := r.client(host)
+func (r Registries) host(host, scheme, at string, named bool, auth ...docker.AuthorizerOpt) (docker.RegistryHost, error) {
+	client, err := r.client(host, named)
 	if err != nil {
 		return docker.RegistryHost{}, err
 	}
