@@ -565,7 +565,7 @@ func TestPodTroubles(t *testing.T) {
 		st.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"}}
 	}
 	p.run(pod, "127.0.0.9", waiting)
-	p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, "container main: ImagePullBackOff: no such image")
+	p.await(s, agents.ConditionReady, metav1.ConditionFalse, sandbox.ReasonImage, "container main: ImagePullBackOff: no such image")
 	p.await(s, agents.ConditionPodScheduled, metav1.ConditionTrue, "PodScheduled", "")
 	p.mu.Lock()
 	p.deaf = true
