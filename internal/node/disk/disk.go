@@ -308,8 +308,9 @@ func (s *Store) format(ctx context.Context, path string, size, bytes int64, opti
 	return nil
 }
 
-// Usage is what the files of a mounted disk take, and what they may take.
-type Usage struct{ Used, Total, Files, MaxFiles int64 }
+// Usage is what the files of a mounted disk take, and what they may take. Of what is not used, Free is for all users; some file
+// systems reserve the rest, as ext4 does on its own.
+type Usage struct{ Used, Total, Free, Files, MaxFiles int64 }
 
 // UsageOf reads the usage of the disk that is mounted at a directory.
 func UsageOf(dir string) (Usage, error) {
@@ -317,9 +318,11 @@ func UsageOf(dir string) (Usage, error) {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return Usage{}, errs.Retryable(fmt.Errorf("usage of disk %s: %w", dir, err))
 	}
-	total := int64(st.Blocks) * st.Bsize                                                       //nolint:gosec // below 8 EiB
-	files := int64(st.Files)                                                                   //nolint:gosec // as above
-	return Usage{total - int64(st.Bfree)*st.Bsize, total, files - int64(st.Ffree), files}, nil //nolint:gosec // as above
+	bytes := func(blocks uint64) int64 { return int64(blocks) * st.Bsize } //nolint:gosec // below 8 EiB
+	files := int64(st.Files)                                               //nolint:gosec // as above
+	return Usage{
+		Used: bytes(st.Blocks - st.Bfree), Total: bytes(st.Blocks), Free: bytes(st.Bavail), Files: files - int64(st.Ffree), MaxFiles: files, //nolint:gosec // as above
+	}, nil
 }
 
 // Allocated is what an image takes of the host's disk; zero if there is none.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -175,6 +176,32 @@ func TestHostDiskFills(t *testing.T) {
 		t.Fatalf("full %v, %v", full, err)
 	}
 	must(t, os.WriteFile(filepath.Join(at, "after"), make([]byte, 16<<20), 0o600))
+}
+
+// What the host's file system reserves for root, or for nobody, is no room: the server may run as another user.
+func TestReservedBlocksAreNoRoom(t *testing.T) {
+	newStore(t)
+	dir := t.TempDir()
+	image, host := filepath.Join(dir, "host.img"), filepath.Join(dir, "host")
+	must(t, errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 400<<20), os.Mkdir(host, 0o755)))
+	for _, command := range [][]string{{"mke2fs", "-q", "-t", "ext4", "-m", "40", image}, {"mount", "-o", "loop", image, host}} {
+		if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v: %s", command, err, out)
+		}
+	}
+	t.Cleanup(func() { must(t, errors.Join(disk.DiscardBelow(host), unix.Unmount(host, unix.MNT_DETACH))) })
+	s := disk.Open(filepath.Join(host, "templates"))
+	at := filepath.Join(host, "a")
+	must(t, s.Mount(t.Context(), filepath.Join(host, "a.img"), at, 1<<30))
+	must(t, os.WriteFile(filepath.Join(host, "other"), make([]byte, 170<<20), 0o600))
+	unix.Sync()
+	if full, err := s.CheckRoom(false, 0); err != nil || !full {
+		u, _ := disk.UsageOf(host)
+		t.Fatalf("full %v, %v; %+v", full, err, u)
+	}
+	if n, err := fill(at); n > 2 || !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("%d MiB written, then %v", n, err)
+	}
 }
 
 func TestSpares(t *testing.T) {

@@ -53,7 +53,7 @@ func (s *Store) CheckRoom(full bool, dirty int64) (bool, error) {
 		return full, err
 	}
 	keep := min(max(u.Total/roomShare, leastRoom), mostRoom)
-	free := u.Total - u.Used - dirty
+	free := u.Free - dirty
 	switch {
 	case free < keep:
 		return true, eachMounted(host, fillUp)
@@ -96,7 +96,7 @@ func fillUp(dir string) error {
 	if err != nil {
 		return err
 	}
-	for size, at := u.Total-u.Used, info.Size(); size >= mib; {
+	for size, at := u.Free, info.Size(); size >= mib; {
 		err := unix.Fallocate(int(f.Fd()), 0, at, size)
 		switch {
 		case err == nil:
