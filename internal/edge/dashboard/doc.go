@@ -6,7 +6,8 @@
 // Pages of sandboxes may have this page's host, by the path form of the gateway, or a host of the same site. So a cookie
 // alone authorizes nothing: see guard.
 //
-// hub.mu and subscriber.mu each guard one part; neither is held over a call of another package. Package timeline has the history of sandboxes.
+// hub.mu and subscriber.mu each guard one part; neither is held over a call of another package.
+// Package timeline has the history of sandboxes.
 package dashboard
 
 //go:generate go run types/generate.go
