@@ -1,12 +1,10 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -24,7 +22,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/replicated"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
-	"github.com/barchan-dev/barchan/internal/edge/peers"
 	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
 )
 
@@ -109,41 +106,11 @@ func (d *Daemon) openTokens() error {
 	return err
 }
 
-// makePeers configures the connection to the other replicas, if there are to be any.
-func (d *Daemon) makePeers(context.Context) error {
-	if d.cfg.PeerAddr == "" {
-		return nil
-	}
-	gossip, err := config.ParsePeer(d.cfg.PeerAddr)
-	if err != nil {
-		return fmt.Errorf("peerAddr: %w", err)
-	}
-	push := netip.AddrPortFrom(gossip.Addr(), 0)
-	if d.cfg.PeerPushAddr != "" {
-		if push, err = config.ParsePeer(d.cfg.PeerPushAddr); err != nil {
-			return fmt.Errorf("peerPushAddr: %w", err)
-		}
-	}
-	cfg := peers.Config{
-		Name: d.cfg.NodeName, Bind: gossip, PushBind: push, Seeds: d.cfg.PeerSeeds,
-		OnRoutes: d.hints().Apply, Log: d.cfg.Log, Metrics: d.metrics, FlushDelay: -1,
-	}
-	if d.ofCluster() && d.cfg.PeerDir == "" {
-		cfg.Key, err = d.tokens.Derive("barchan peers gossip key")
-		if err == nil {
-			cfg.TLS.Seed, err = d.tokens.Derive("barchan peers authority")
-		}
-		if err != nil {
-			return err
-		}
-	} else {
-		dir := cmp.Or(d.cfg.PeerDir, filepath.Join(d.cfg.DataDir, "peers"))
-		cfg.KeyFile, cfg.TLS.Dir = filepath.Join(dir, "gossip.key"), filepath.Join(dir, "authority")
-	}
-	if !d.ofCluster() { // a cluster may give the address of an absent member to another Pod; the seeds have those that are present
-		cfg.StateFile = filepath.Join(d.cfg.DataDir, "members.json")
-	}
-	d.peers, err = peers.New(cfg)
+// makePeers makes the connection to the other replicas, if there are to be any.
+func (d *Daemon) makePeers(context.Context) (err error) {
+	d.peers, err = replicated.Open(replicated.Config{
+		Config: &d.cfg.Config, Tokens: d.tokens, Cluster: d.ofCluster(), Table: d.routes, Log: d.cfg.Log, Metrics: d.metrics,
+	})
 	return err
 }
 
@@ -152,15 +119,6 @@ func (d *Daemon) peerServices() services {
 		return nil
 	}
 	return services{boot.Awaited("peers", d.peers.Run, boot.Closed(d.peers.Ready()))}
-}
-
-// hints are the routes of other replicas that may be applied here. A server knows the subnets of its sandboxes.
-func (d *Daemon) hints() replicated.Hints {
-	h := replicated.Hints{Table: d.routes}
-	if d.cfg.Role == config.RoleServer {
-		h.Subnets = []netip.Prefix{d.cfg.Subnet, d.cfg.Subnet6}
-	}
-	return h
 }
 
 func (d *Daemon) replicatedRoutes() replicated.Routes {

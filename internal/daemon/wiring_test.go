@@ -21,6 +21,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/migrate"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
@@ -28,6 +29,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/front"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
+	"github.com/barchan-dev/barchan/internal/daemon/upgrade"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
 	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
@@ -157,6 +159,29 @@ func TestServices(t *testing.T) {
 		if got := strings.Join(got, "; "); got != want {
 			t.Errorf("%s starts\n%s, want\n%s", role, got, want)
 		}
+	}
+}
+
+// TestMigratePhases has each of the two phases run the steps of its own stage.
+func TestMigratePhases(t *testing.T) {
+	d := wired(t, config.RoleServer)
+	d.before = upgrade.Before{Used: true, Settings: d.cfg.Config}
+	if err := phase(t, d, "migrate").Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := d.migrations.Pending(migrate.Storage); len(left) > 0 || len(d.migrations.Entries()) == 0 {
+		t.Errorf("after the phase migrate: %v are pending", left)
+	}
+	ran := false
+	var err error
+	d.migrations, err = migrate.Open(migrate.Config{File: filepath.Join(t.TempDir(), "ledger"), Log: telemetry.Discard(), Steps: []migrate.Step{
+		{ID: "objects", Stage: migrate.Objects, Do: func(context.Context) error { ran = true; return nil }},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := phase(t, d, "migrate-objects").Run(t.Context()); err != nil || !ran {
+		t.Errorf("the phase migrate-objects = %v; the step was run: %v", err, ran)
 	}
 }
 

@@ -1,8 +1,15 @@
 package node
 
 import (
+	"context"
+	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/ipam"
 )
 
 // TestBackground lists what Run starts: a service that is missing fails no other test in this package quickly.
@@ -18,4 +25,35 @@ func TestBackground(t *testing.T) {
 	if !slices.Equal(names, want) {
 		t.Errorf("Run starts %q, want %q", names, want)
 	}
+}
+
+// noRows is an ipam.Store without rows.
+type noRows struct{}
+
+func (noRows) Each(func(ipam.Row) error) error { return nil }
+func (noRows) Apply(...ipam.Row) error         { return nil }
+
+// TestAddressesAreReconciledPeriodically runs the service of that name for two intervals.
+func TestAddressesAreReconciledPeriodically(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		allocator, err := ipam.Open(ipam.Config{Subnet: netip.MustParsePrefix("10.87.0.0/24"), Store: noRows{}, Log: telemetry.Discard()})
+		must(t, err)
+		scans := 0
+		n := &Node{}
+		n.reconciler, err = ipam.NewReconciler(ipam.ReconcilerConfig{Allocator: allocator, Log: telemetry.Discard(), Live: func(context.Context) ([]ipam.InUse, error) {
+			scans++
+			return nil, nil
+		}})
+		must(t, err)
+		services := n.background()
+		i := slices.IndexFunc(services, func(s backgroundService) bool { return s.name == "reconcile of addresses" })
+		ctx, cancel := context.WithTimeout(t.Context(), 2*ipam.ReconcileInterval+time.Second)
+		defer cancel()
+		go services[i].run(ctx)
+		<-ctx.Done()
+		synctest.Wait()
+		if scans != 2 {
+			t.Errorf("the addresses in use were read %d times in two intervals", scans)
+		}
+	})
 }

@@ -87,7 +87,7 @@ type Migrations struct {
 	cfg Config
 	log *slog.Logger
 
-	turn    sync.Mutex // serializes runs
+	runMu   sync.Mutex // serializes runs
 	mu      sync.Mutex
 	entries []Entry // +checklocks:mu
 }
@@ -217,8 +217,8 @@ func (m *Migrations) isDone(id string) bool {
 // and the next run begins with it. Stages are ordered too: objects before storage is done is an
 // errs.ErrConflict.
 func (m *Migrations) Run(ctx context.Context, stage string) error {
-	m.turn.Lock()
-	defer m.turn.Unlock()
+	m.runMu.Lock()
+	defer m.runMu.Unlock()
 	if before := m.Pending(Storage); stage == Objects && len(before) > 0 {
 		return fmt.Errorf("migrations of objects: %s must be done before: %w", strings.Join(before, ", "), errs.ErrConflict)
 	}

@@ -329,12 +329,44 @@ func TestWaitForTheQuota(t *testing.T) {
 		if err := x.Resolve(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		time.AfterFunc(2*time.Second, first.Release)
+		time.AfterFunc(2*time.Second, func() {
+			w.roll("r2")
+			first.Release()
+		})
 		if err := x.Await(t.Context(), time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		if s, err = x.Create(t.Context(), true); err != nil || pool.WaitsOf(s) != (pool.Waits{Quota: 3 * time.Second, Member: time.Millisecond}) {
 			t.Errorf("Create = %v, %v; it notes %+v", s, err, pool.WaitsOf(s))
+		}
+		if pool.RevisionOf(s) != "r2" {
+			t.Errorf("the sandbox is of %s, which the template was before the wait; want r2", pool.RevisionOf(s))
+		}
+	})
+}
+
+// A cold start after a failed write of a member is of the template as it is after that write, even if the template was read just
+// before it, after a wait.
+func TestColdStartAfterAFailedWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeAPI(t)
+		coming := w.member("m", "r1", false)
+		x := w.begin()
+		time.AfterFunc(time.Second, func() {
+			w.mu.Lock()
+			w.fails = errors.New("the disk is full")
+			w.mu.Unlock()
+			ready := w.member("ignored", "none", true).DeepCopy()
+			ready.Name, ready.UID, ready.Labels = coming.Name, coming.UID, coming.Labels
+			w.picker.Observe(coming, ready)
+		})
+		if s, err := x.TakeWarm(t.Context(), warmPool); err == nil || !x.Wrote() {
+			t.Fatalf("TakeWarm = %v, %v; want the error of a write", s, err)
+		}
+		w.fails = nil
+		w.roll("r2")
+		if s, err := x.Create(t.Context(), true); err != nil || pool.RevisionOf(s) != "r2" {
+			t.Errorf("Create = %v, %v; want one of r2", s, err)
 		}
 	})
 }

@@ -21,9 +21,6 @@ func TestCostOfAPage(t *testing.T) {
 	for i := range many {
 		f.boxes = append(f.boxes, box("team", fmt.Sprintf("sandbox-%05d", i), true))
 	}
-	for _, o := range f.boxes { // their timelines are the server's, and not a page's
-		s.hub.observe(o, o)
-	}
 	p, err := s.hub.subscribe("team")
 	if err != nil {
 		t.Fatal(err)

@@ -26,6 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/edge/dashboard/sessions"
+	"github.com/barchan-dev/barchan/internal/edge/dashboard/timeline"
 	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -95,6 +96,7 @@ type Server struct {
 	cfg      Config
 	sessions *sessions.Store
 	hub      *hub
+	history  *timeline.History
 	assets   map[string]*webfile.File
 	mux      *http.ServeMux
 	stopped  chan struct{} // closed when Run ends
@@ -119,7 +121,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{
 		Errors: request.Errors{Log: cfg.Log.With(telemetry.Component, "dashboard")},
-		cfg:    cfg, sessions: sessions.New(), hub: newHub(), assets: assets, mux: http.NewServeMux(), stopped: make(chan struct{}),
+		cfg:    cfg, sessions: sessions.New(), hub: newHub(), history: timeline.NewHistory(), assets: assets, mux: http.NewServeMux(), stopped: make(chan struct{}),
 	}
 	s.routes()
 	return s, nil
@@ -133,7 +135,10 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // Observe receives each change of a sandbox, in order; it is one of the observers of a cache.
-func (s *Server) Observe(older, newer *agents.Sandbox) { s.hub.observe(older, newer) }
+func (s *Server) Observe(older, newer *agents.Sandbox) {
+	s.history.Observe(older, newer)
+	s.hub.observe(older, newer)
+}
 
 // handler answers an authenticated request.
 type handler func(w http.ResponseWriter, r *http.Request, who caller) error

@@ -95,21 +95,7 @@ func containersOf(o *agents.Sandbox) []container {
 }
 
 func (s *Server) timeline(ctx context.Context, o *agents.Sandbox) []timeline.Moment {
-	return timeline.Of(o, s.hub.started, append(s.hub.moments(o), s.eventsOf(ctx, o)...))
-}
-
-// moments are the changes of phase that the watch showed.
-func (h *hub) moments(o *agents.Sandbox) (all []timeline.Moment) {
-	for _, x := range h.stepsOf(o.UID) {
-		if x.at.IsZero() || x.phase == sandbox.Pending && x.reason == "" {
-			continue
-		}
-		if n := len(all); n > 0 && all[n-1].What == string(x.phase) && all[n-1].Detail == x.reason {
-			continue // it was claimed, which is a moment of its own
-		}
-		all = append(all, timeline.Moment{At: x.at, What: string(x.phase), Detail: x.reason, Source: timeline.FromWatch, Bad: x.phase == sandbox.Dead})
-	}
-	return all
+	return s.history.Of(o, s.eventsOf(ctx, o))
 }
 
 // eventsOf are the Events of an object. The timeline does without them where they cannot be read.

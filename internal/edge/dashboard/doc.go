@@ -7,6 +7,7 @@
 // alone authorizes nothing: see guard.
 //
 // hub.mu and subscriber.mu each guard one part; neither is held over a call of another package.
+// Package timeline has the history of sandboxes.
 package dashboard
 
 //go:generate go run types/generate.go

@@ -1,44 +1,23 @@
 package dashboard
 
 import (
-	"slices"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/base/pool"
-	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-const (
-	maxSubscribers = 256
-	// maxSteps bounds what is kept of one sandbox; the first half stays, of the rest the newest.
-	maxSteps = 24
-)
+const maxSubscribers = 256
 
-// step is a change of a sandbox that the watch has shown.
-type step struct {
-	at     time.Time
-	phase  sandbox.Phase
-	reason string // of a phase that waits
-	member bool
-}
-
-// hub passes changes of sandboxes on to the pages that are open, and remembers when each came: objects keep seconds.
+// hub passes changes of sandboxes on to the pages that are open.
 type hub struct {
-	started time.Time
-
 	mu    sync.Mutex
 	pages map[*subscriber]struct{} // +checklocks:mu
-	steps map[types.UID][]step     // +checklocks:mu
 }
 
-func newHub() *hub {
-	return &hub{started: time.Now(), pages: map[*subscriber]struct{}{}, steps: map[types.UID][]step{}}
-}
+func newHub() *hub { return &hub{pages: map[*subscriber]struct{}{}} }
 
 // subscriber has the sandboxes that one page has not been sent yet. It holds the cache's own objects, each once.
 type subscriber struct {
@@ -53,41 +32,9 @@ type subscriber struct {
 func (h *hub) observe(older, newer *agents.Sandbox) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if newer == nil {
-		delete(h.steps, older.UID)
-	} else {
-		h.noteLocked(newer, older == nil && time.Since(newer.CreationTimestamp.Time) > 2*time.Second)
-	}
 	for p := range h.pages {
 		p.add(older, newer)
 	}
-}
-
-// noteLocked appends a step if the phase has changed. One that is as old as the process or its watch has no known time.
-//
-// +checklocks:h.mu
-func (h *hub) noteLocked(s *agents.Sandbox, old bool) {
-	now := step{at: time.Now(), phase: sandbox.PhaseOf(s), reason: waitReason(s), member: pool.MemberOf(s) != ""}
-	if old {
-		now.at = time.Time{}
-	}
-	all := h.steps[s.UID]
-	if n := len(all); n > 0 {
-		last := all[n-1]
-		if last.phase == now.phase && last.reason == now.reason && last.member == now.member {
-			return
-		}
-		if n >= maxSteps {
-			all = append(all[:maxSteps/2], all[maxSteps/2+1:]...)
-		}
-	}
-	h.steps[s.UID] = append(all, now)
-}
-
-func (h *hub) stepsOf(uid types.UID) []step {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.steps[uid])
 }
 
 // subscribe begins to collect changes in a namespace.

@@ -7,14 +7,13 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/edge/dashboard/timeline"
 )
 
 const (
@@ -56,7 +55,7 @@ type message struct {
 func (s *Server) rowOf(o *agents.Sandbox) row {
 	v := s.cfg.View(o)
 	r := row{
-		ID: v.ID, Name: o.Name, Template: v.TemplateName, Phase: v.Phase, Reason: waitReason(o), Memory: string(v.Memory),
+		ID: v.ID, Name: o.Name, Template: v.TemplateName, Phase: v.Phase, Reason: timeline.WaitReason(o), Memory: string(v.Memory),
 		Member: pool.MemberOf(o) != "", Launch: o.Labels[agents.LabelLaunchType], CPUs: v.Size.CPUs, MemoryMB: v.Size.MemoryMB,
 		Metadata: v.Metadata, Created: barchan.CreatedAt(o), Parent: o.Annotations[pool.AnnotationForkedFrom],
 	}
@@ -70,15 +69,6 @@ func (s *Server) rowOf(o *agents.Sandbox) row {
 		r.Ends = v.EndAt
 	}
 	return r
-}
-
-// waitReason is why a sandbox is not ready, if something is to be said about it.
-func waitReason(o *agents.Sandbox) string {
-	c := meta.FindStatusCondition(o.Status.Conditions, agents.ConditionReady)
-	if c == nil || c.Status == "True" || c.Reason == agents.ReasonSandboxSuspended {
-		return ""
-	}
-	return c.Message
 }
 
 // watch streams the sandboxes of the session's namespace, and then their changes, as lines of JSON.

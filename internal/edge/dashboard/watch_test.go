@@ -106,13 +106,6 @@ func TestSlowPage(t *testing.T) {
 	if changed, gone := p.take(); len(changed) != 1 || len(gone) != 0 {
 		t.Errorf("%d changed, %d gone", len(changed), len(gone))
 	}
-	if n := len(h.stepsOf("a")); n > maxSteps {
-		t.Errorf("%d steps are kept", n)
-	}
-	h.observe(box("team", "a", true), nil)
-	if h.stepsOf("a") != nil {
-		t.Error("the steps of a deleted one are kept")
-	}
 }
 
 func TestTimeline(t *testing.T) {
@@ -151,14 +144,5 @@ func testTimeline(t *testing.T) {
 	told = timeline.Of(known, time.Now(), nil)
 	if at := slices.IndexFunc(told, func(m timeline.Moment) bool { return m.What == agents.ConditionSuspended }); at < 0 || told[at].Detail != "" {
 		t.Errorf("a past condition has the present message: %+v", told)
-	}
-	s.Observe(nil, func() *agents.Sandbox {
-		old := box("team", "old", true)
-		old.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
-		old.Status.Conditions[0].LastTransitionTime = metav1.NewTime(time.Now().Add(-50 * time.Minute))
-		return old
-	}())
-	if all := s.hub.stepsOf("old"); len(all) != 1 || !all[0].at.IsZero() {
-		t.Errorf("the state of an old one has a time: %+v", all)
 	}
 }
