@@ -148,20 +148,20 @@ const refusalTTL = 10 * time.Minute
 // retries once.
 type refusals struct {
 	mu  sync.Mutex
-	all map[types.UID]refusal // +checklocks:mu
+	all map[types.UID]refusedResume // +checklocks:mu
 }
 
-type refusal struct {
+type refusedResume struct {
 	generation int64
 	until      time.Time
 }
 
-func newRefusals() *refusals { return &refusals{all: map[types.UID]refusal{}} }
+func newRefusals() *refusals { return &refusals{all: map[types.UID]refusedResume{}} }
 
 func (r *refusals) add(s *agents.Sandbox) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.all[s.UID] = refusal{s.Generation, time.Now().Add(refusalTTL)}
+	r.all[s.UID] = refusedResume{s.Generation, time.Now().Add(refusalTTL)}
 }
 
 func (r *refusals) has(s *agents.Sandbox) bool {

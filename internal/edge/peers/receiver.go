@@ -35,8 +35,8 @@ const (
 	maxHeard = 4 * maxMembers
 )
 
-// refusal is why a batch is rejected: metric label, status, and the expected value for the sender.
-type refusal struct {
+// rejection is why a batch is rejected: metric label, status, and the expected value for the sender.
+type rejection struct {
 	reason string
 	status int
 	err    error
@@ -121,52 +121,52 @@ func (v *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-func (v *receiver) read(req *http.Request) (from string, routes []push.Route, no *refusal) {
+func (v *receiver) read(req *http.Request) (from string, routes []push.Route, no *rejection) {
 	kind, _, _ := mime.ParseMediaType(req.Header.Get("Content-Type"))
 	switch {
 	case req.TLS == nil || len(req.TLS.PeerCertificates) == 0:
-		return "", nil, &refusal{trust.RefusedNoCertificate, http.StatusUnauthorized, errors.New("no certificate shown")}
+		return "", nil, &rejection{trust.RefusedNoCertificate, http.StatusUnauthorized, errors.New("no certificate shown")}
 	case req.URL.Path != refreshPath:
-		return "", nil, &refusal{refusedRequest, http.StatusNotFound, errors.New("only " + refreshPath + " is here")}
+		return "", nil, &rejection{refusedRequest, http.StatusNotFound, errors.New("only " + refreshPath + " is here")}
 	case req.Method != http.MethodPost:
-		return "", nil, &refusal{refusedRequest, http.StatusMethodNotAllowed, errors.New("only POST is taken")}
+		return "", nil, &rejection{refusedRequest, http.StatusMethodNotAllowed, errors.New("only POST is taken")}
 	case kind != contentType:
-		return "", nil, &refusal{refusedRequest, http.StatusUnsupportedMediaType, errors.New("only " + contentType + " is taken")}
+		return "", nil, &rejection{refusedRequest, http.StatusUnsupportedMediaType, errors.New("only " + contentType + " is taken")}
 	case req.ContentLength > push.MaxBody:
-		return "", nil, &refusal{refusedSize, http.StatusRequestEntityTooLarge, fmt.Errorf("batch of more than %d bytes", push.MaxBody)}
+		return "", nil, &rejection{refusedSize, http.StatusRequestEntityTooLarge, fmt.Errorf("batch of more than %d bytes", push.MaxBody)}
 	}
 	b, err := push.ReadBatch(req.Body)
 	switch {
 	case errors.Is(err, errs.ErrTooLarge):
-		return "", nil, &refusal{refusedSize, http.StatusRequestEntityTooLarge, err}
+		return "", nil, &rejection{refusedSize, http.StatusRequestEntityTooLarge, err}
 	case err != nil:
-		return "", nil, &refusal{refusedMalformed, http.StatusBadRequest, err}
+		return "", nil, &rejection{refusedMalformed, http.StatusBadRequest, err}
 	case !trust.SpeaksFor(req.TLS.PeerCertificates[0], b.From):
-		return "", nil, &refusal{refusedName, http.StatusForbidden, fmt.Errorf("the certificate is not that of %.100q", b.From)}
+		return "", nil, &rejection{refusedName, http.StatusForbidden, fmt.Errorf("the certificate is not that of %.100q", b.From)}
 	}
 	routes, no = v.admit(b)
 	return b.From, routes, no
 }
 
 // admit checks a member's statements about itself, and records the batch as accepted.
-func (v *receiver) admit(b *push.Batch) ([]push.Route, *refusal) {
+func (v *receiver) admit(b *push.Batch) ([]push.Route, *rejection) {
 	m, ok := v.member(b.From)
 	switch {
 	case !ok:
-		return nil, &refusal{refusedMember, http.StatusForbidden, fmt.Errorf("%q is not a member", b.From)}
+		return nil, &rejection{refusedMember, http.StatusForbidden, fmt.Errorf("%q is not a member", b.From)}
 	case b.Boot != m.Boot:
-		return nil, &refusal{refusedBoot, http.StatusConflict, fmt.Errorf("%q is known in another life than boot says", b.From)}
+		return nil, &rejection{refusedBoot, http.StatusConflict, fmt.Errorf("%q is known in another life than boot says", b.From)}
 	case b.To != v.boot:
-		return nil, &refusal{refusedBoot, http.StatusConflict, errors.New("to is another life than this process")}
+		return nil, &rejection{refusedBoot, http.StatusConflict, errors.New("to is another life than this process")}
 	}
 	routes, err := b.Take()
 	switch {
 	case errors.Is(err, errs.ErrTooLarge):
-		return nil, &refusal{refusedRoutes, http.StatusRequestEntityTooLarge, err}
+		return nil, &rejection{refusedRoutes, http.StatusRequestEntityTooLarge, err}
 	case err != nil:
-		return nil, &refusal{refusedMalformed, http.StatusBadRequest, err}
+		return nil, &rejection{refusedMalformed, http.StatusBadRequest, err}
 	case !v.first(b):
-		return nil, &refusal{refusedReplay, http.StatusConflict, fmt.Errorf("seq %d or a later one was taken already", b.Seq)}
+		return nil, &rejection{refusedReplay, http.StatusConflict, fmt.Errorf("seq %d or a later one was taken already", b.Seq)}
 	}
 	return routes, nil
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
-// period is the time between two looks.
+// period is the time between two samples.
 const period = 200 * time.Millisecond
 
 // Config configures a Balancer. All fields are required.
@@ -48,7 +48,7 @@ type Balancer struct {
 	read                  time.Time                // when that was
 	idle                  float64                  // the part of all processor time that was idle: an average
 	idleTime              time.Duration            // of all processors, since the start of the machine
-	looked                time.Time
+	sampled               time.Time
 }
 
 // New returns a Balancer.
@@ -65,7 +65,7 @@ func (b *Balancer) Run(ctx context.Context) {
 	_ = lifecycle.Every(ctx, period, func() {
 		// An error lasts, as a rule.
 		text := ""
-		if err := b.look(ctx, time.Now()); err != nil {
+		if err := b.sample(ctx, time.Now()); err != nil {
 			text = err.Error()
 		}
 		if text != "" && text != last {
@@ -106,17 +106,17 @@ func (b *Balancer) adopt() error {
 	return errors.Join(failures...)
 }
 
-// look measures since the last look, and changes priorities.
-func (b *Balancer) look(ctx context.Context, now time.Time) error {
+// sample measures since the last sample, and changes priorities.
+func (b *Balancer) sample(ctx context.Context, now time.Time) error {
 	idle, err := idleTime()
 	if err != nil {
 		return err
 	}
-	if took := now.Sub(b.looked); !b.looked.IsZero() && took > 0 {
+	if took := now.Sub(b.sampled); !b.sampled.IsZero() && took > 0 {
 		part := (idle - b.idleTime).Seconds() / took.Seconds() / float64(runtime.NumCPU())
 		b.idle += keep(took) * (part - b.idle)
 	}
-	b.idleTime, b.looked = idle, now
+	b.idleTime, b.sampled = idle, now
 	if b.idle >= contended && !b.sandboxes.anyLowered() && !b.namespaces.anyLowered() {
 		b.seen = nil
 		return nil

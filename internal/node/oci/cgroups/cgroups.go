@@ -247,9 +247,9 @@ func KillAll(ctx context.Context, cgroupsPath string) error {
 
 // awaitEnds waits until processes have ended, which takes a large one some hundred milliseconds, or ctx is done.
 func awaitEnds(ctx context.Context, pidfds []unix.PollFd) {
-	const look = 100 // milliseconds between looks at ctx
+	const interval = 100 // milliseconds between checks of ctx
 	for left := slices.Clone(pidfds); len(left) > 0 && ctx.Err() == nil; {
-		if _, err := unix.Poll(left, look); err != nil && !errors.Is(err, unix.EINTR) {
+		if _, err := unix.Poll(left, interval); err != nil && !errors.Is(err, unix.EINTR) {
 			return
 		}
 		left = slices.DeleteFunc(left, func(p unix.PollFd) bool { return p.Revents != 0 })
