@@ -8,10 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 )
 
 const module = "github.com/barchan-dev/barchan"
@@ -58,7 +61,7 @@ var layers = [][]string{
 	},
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/control/podlogs", "internal/edge/sshd", "internal/adminapi", "internal/config", "internal/node/journal", "internal/node/references", "internal/client/dockerfile", "internal/testkit/kubeinstall"},
 	6:  {"internal/client/bundle", "internal/edge/e2b", "internal/node/registry", "internal/testkit/kubefakes"},
-	7:  {"internal/node/checkpoint", "internal/edge/dashboard"},
+	7:  {"internal/node/checkpoint", "internal/node/cpushare", "internal/edge/dashboard"},
 	8:  {"internal/node/transfer", "internal/node/operation", "internal/client/cli/terminal"},
 	9:  {"internal/node/inventory", "internal/node/capture", "internal/node/suspend", "internal/node/supervise", "internal/client/cli/app"},
 	10: {"internal/node/recovery"},
@@ -186,6 +189,34 @@ func TestRules(t *testing.T) {
 				t.Errorf("faults = %q, want one with %q", got, tt.want)
 			}
 		})
+	}
+}
+
+// TestPlanesNameTheirPackages keeps the overview of each plane whole: a stranger reads it first.
+func TestPlanesNameTheirPackages(t *testing.T) {
+	for plane := range planes {
+		text, err := os.ReadFile(filepath.Join("internal", plane, "doc.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files, err := filepath.Glob(filepath.Join("internal", plane, "*", "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := map[string]bool{}
+		for line := range strings.Lines(string(text)) {
+			if list, ok := strings.CutPrefix(line, "//\t"); ok {
+				for _, word := range strings.FieldsFunc(list, func(r rune) bool { return r != '-' && !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
+					named[word] = true
+				}
+			}
+		}
+		for _, f := range files {
+			if name := filepath.Base(filepath.Dir(f)); !named[name] {
+				t.Errorf("internal/%s/doc.go does not name the package %s", plane, name)
+				named[name] = true
+			}
+		}
 	}
 }
 

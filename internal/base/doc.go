@@ -5,12 +5,15 @@
 //
 //	sandbox     ID, phases, tokens and names of a sandbox
 //	pool        revisions of templates; what makes a sandbox a member of a pool
+//	podsource   what a Pod takes from Secrets, ConfigMaps and its own fields
 //	signedurl   URLs that give access to one port of a private sandbox
 //
 // Formats and files:
 //
 //	portable    checkpoints and images as OCI artifacts, in files and registries
+//	volumetree  the files of one volume, read and changed with more rights than its sandboxes have
 //	durable     files that survive a crash
+//	keyfile     files of random keys
 //	migrate     the ledger of migrations of stored data
 //	localca     the machine's certificate authority
 //
@@ -18,7 +21,11 @@
 //
 //	errs        kinds of errors, by what a caller does about them
 //	telemetry   log keys, metrics
+//	auditlog    who did what to which sandbox
+//	docsite     the documentation as a site
+//	webfile     serves files that are part of the program
 //	lifecycle   services that run and stop together
+//	keyedlock   a lock by key
 //	health      whether new work may begin
 //	failpoint   where tests end the process; empty in releases
 //

@@ -2,6 +2,10 @@
 //
 //	cli           the commands of barchan
 //	adminclient   the admin socket of a server on the same machine
+//	cluster       installs Barchan on a Kubernetes cluster, and removes it
+//	kubeobjects   reads objects from files, and applies and deletes them
+//	dockerfile    turns a Dockerfile into the steps of a template build
+//	bundle        support bundles
 //
 // The client of the E2B API is public, and so at the root of the module.
 //

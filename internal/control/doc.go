@@ -3,10 +3,20 @@
 //
 //	apiserver    the Kubernetes API of this server, on an embedded etcd
 //	cache        informers: what all reads below are answered from
+//	assumecache  objects that this process has written and that its cache does not show yet
 //	manager      the API's operations on sandboxes, templates, snapshots and keys
+//	claiming     how a claim gets its sandbox, by the API or by a SandboxClaim
 //	picker       which member of a warm pool a claim gets
 //	quota        what a namespace may use
 //	controllers  reconcilers: sandboxes, claims, pools, warm-up, checkpoints
+//	agentclient  connections to the agents of sandboxes
+//	podlogs      logs of sandboxes that are Pods
+//	builds       archives and logs of template builds
+//	events       the database of sandboxes' events
+//	webhooks     delivers events to the webhooks of namespaces
+//	kubeauth     clients with tokens of a Kubernetes cluster
+//	paging       cuts lists into pages
+//	apistatus    kinds of errors for those of the API server
 //
 // # Truth
 //

@@ -4,6 +4,7 @@
 //	e2b       the E2B REST API, translated into calls of the manager
 //	gateway   the reverse proxy to the ports of sandboxes; gateway/fastpath serves its simple requests
 //	sshd      SSH into sandboxes, over the gateway
+//	dashboard the web page below /ui
 //	route     where each sandbox's traffic goes, with hints from other replicas
 //	peers     membership of the replicas, and the routes they push to each other
 //	acme      certificates for public domains (RFC 8555)

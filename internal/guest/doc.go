@@ -1,8 +1,10 @@
 // Package guest describes what runs inside a sandbox, and how the other planes access it. It
 // holds no code itself.
 //
-//	agent   the first process of a sandbox: processes, files, ports, logs
-//	envd    the wire format: E2B's envd protocol, with additions of ours
+//	agent        the first process of a sandbox: processes, files, ports, logs
+//	envd         the wire format: E2B's envd protocol, with additions of ours
+//	interpreter  files and packages of the image of the code interpreter
+//	mcpgateway   the program mcp-gateway
 //
 // # Trust
 //

@@ -12,6 +12,10 @@
 //	recovery    adoption after a restart, sweeps of the host, and removal
 //	suspend     pause, store and resume, with and without memory
 //	supervise   watches, probes, restarts and ends of running sandboxes
+//	oom         kills processes of a sandbox at its memory limit
+//	cpushare    lowers the priority of sandboxes that use more than their share of processors
+//	disk        images with a file system that bound what a sandbox writes
+//	memstore    directories of stored memory, which may be encrypted
 //	capture     the making of checkpoints
 //	checkpoint  the store of checkpoints: rows, data, verification, removal
 //	transfer    export and import of checkpoints as artifacts

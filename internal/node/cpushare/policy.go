@@ -10,13 +10,15 @@ const (
 	window = 500 * time.Millisecond
 	// contended is the part of the machine's processor time that nothing uses, below which processes wait for each other.
 	contended = 0.1
-	// One is lowered if it uses more than enough cores, and excess times the average of the active ones.
-	enough, excess = 0.1, 1.25
+	// One is lowered if it uses more than enough cores, and excess times the average of the active ones, for insist.
+	enough, excess = 0.5, 1.25
+	insist         = 600 * time.Millisecond
 	// active is the use, in cores, from which on one counts in that average.
 	active = 0.05
-	// A lowered one starves that gets less than this part of the average for patience. Then further ones may be lowered.
-	starved  = 0.5
-	patience = 5 * time.Second
+	// A lowered one starves that gets less than this part of the average. After a while further ones may be lowered, which then share
+	// equally; after a longer one it is raised.
+	starved             = 0.65
+	sharesAfter, endure = time.Second, 3 * time.Second
 	// A lowered one is raised that uses less than this part of the limit which it had exceeded, for forgiveAfter. Where processors
 	// are idle, a tenth of the time is long enough: it could have used them.
 	calm         = 1.0 / 3
@@ -30,6 +32,8 @@ type load struct {
 	limit   float64 // that it exceeded when it was lowered, in cores
 	// Since then, for how long it has used little, and for how long it may have had too little.
 	calm, starves time.Duration
+	// Before, for how long it has exceeded its limit.
+	exceeds time.Duration
 }
 
 // policy decides which of those that compete have the lowest priority: sandboxes, or namespaces.
@@ -79,25 +83,31 @@ func (p *policy) decide(used map[string]float64, idle float64, took time.Duratio
 	mean := sum / max(n, 1)
 	limit := max(enough, excess*mean)
 	for _, l := range p.loads {
-		if l.starves += took; l.cores >= starved*mean {
-			l.starves = 0
-		}
+		count(&l.starves, l.lowered && l.cores < starved*mean, took)
+		count(&l.exceeds, !l.lowered && idle < contended && l.cores > limit, took)
 	}
-	further := idle < contended && p.further()
+	further := p.further()
 	for _, l := range p.loads {
 		switch {
 		case l.lowered:
-			l.lowered = !l.forgiven(idle, took)
-		case further && l.cores > limit:
+			l.lowered = !l.forgiven(idle, took) && l.starves < endure
+		case further && l.exceeds >= insist:
 			*l = load{cores: l.cores, lowered: true, limit: limit}
 		}
+	}
+}
+
+// count adds to the time for which something has been so.
+func count(time *time.Duration, so bool, took time.Duration) {
+	if *time += took; !so {
+		*time = 0
 	}
 }
 
 // further reports whether more may be lowered: none is, or one starves beside the others.
 func (p *policy) further() bool {
 	for _, l := range p.loads {
-		if l.lowered && l.starves >= patience {
+		if l.starves >= sharesAfter {
 			return true
 		}
 	}

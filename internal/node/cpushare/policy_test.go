@@ -76,10 +76,11 @@ func TestBusySandboxesGiveWay(t *testing.T) {
 	m := newMachine(2, map[string]float64{"a": 2, "b": 2, "quick": 0})
 	m.run(10 * time.Second)
 	m.want(t, "nobody else waits", nil)
-	m.demand["quick"] = 0.9 // it works without a pause, in one process
-	m.run(2 * time.Second)
+	m.demand["quick"] = 0.4
+	m.run(3 * time.Second)
 	both := map[string]int{"a": 1, "b": 1}
 	m.want(t, "another one works", both)
+	m.demand["quick"] = 0.9 // without a pause, in one process
 	m.run(time.Minute)
 	m.want(t, "a minute later", both)
 	if m.used["quick"] != 0.9 || len(m.raises) > 0 {
@@ -95,6 +96,18 @@ func TestBusySandboxesGiveWay(t *testing.T) {
 	m.run(4 * time.Second)
 	if !maps.Equal(m.raises, both) {
 		t.Fatalf("raised %v when both were quiet, and processors idle", m.raises)
+	}
+}
+
+// One that was the busiest, and then is not, gets its priority back beside one that is busier now.
+func TestBusiestChanges(t *testing.T) {
+	m := newMachine(2, map[string]float64{"a": 2, "b": 0.6, "c": 0.1})
+	m.run(5 * time.Second)
+	m.want(t, "a is the busiest", map[string]int{"a": 1})
+	m.demand["a"], m.demand["b"] = 0.4, 3
+	m.run(10 * time.Second)
+	if m.policy.lowered("a") || !m.policy.lowered("b") || m.used["a"] != 0.4 {
+		t.Fatalf("a has %v of 0.4 cores; lowered: a %v, b %v", m.used["a"], m.policy.lowered("a"), m.policy.lowered("b"))
 	}
 }
 

@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/client"
 	"github.com/barchan-dev/barchan/test/bench/harness"
@@ -61,6 +65,9 @@ func Measure(ctx context.Context, b *harness.Bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Server.Kill(context.WithoutCancel(ctx), x)) }()
+	if err := preferThis(); err != nil {
+		return err
+	}
 	attack, quietFor := attackTime, quietTime
 	if b.Quick {
 		attack, quietFor = attack/5, quietFor/5
@@ -90,6 +97,24 @@ func Measure(ctx context.Context, b *harness.Bench) (err error) {
 	}
 	for i, a := range attacks() {
 		reportNeighbor(b, a.name, quiet, before[i].memory, beside[i])
+	}
+	return nil
+}
+
+// preferThis gives this process, the neighbor's client, the highest priority: a real one has a machine of its own.
+func preferThis() error {
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return fmt.Errorf("threads of this program: %w", err)
+	}
+	for _, t := range threads { // later ones inherit it
+		id, err := strconv.Atoi(t.Name())
+		if err == nil {
+			err = unix.Setpriority(unix.PRIO_PROCESS, id, -20)
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("priority of this program: %w", err)
+		}
 	}
 	return nil
 }

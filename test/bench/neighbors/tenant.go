@@ -170,13 +170,13 @@ func Attack(ctx context.Context, name, addr, sandboxID string) error {
 // outsider is a process that attacks from outside. Nil is none.
 type outsider struct{ cmd *exec.Cmd }
 
-// startOutsider starts one. It has the lowest priority, because a real one has a machine of its own.
+// startOutsider starts one. It has the lowest priority, 39 below that of this process, because a real one has a machine of its own.
 func startOutsider(ctx context.Context, name, addr, key, sandboxID string) (*outsider, error) {
 	path, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), "nice", "-n", "19", path, Command, name, addr, sandboxID)
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), "nice", "-n", "39", path, Command, name, addr, sandboxID)
 	cmd.Env, cmd.Stderr = append(os.Environ(), client.EnvAPIKey+"="+key), os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	if err := cmd.Start(); err != nil {
