@@ -100,7 +100,8 @@ run_share() {
 	esac || result=$?
 	((result == 124 || result == 137)) || return "$result"
 	say "the share was stopped, as no time is left"
-	! grep -q -- '--- FAIL: ' "$scratch/share.json" "$scratch/cluster.json" 2>/dev/null
+	! grep -q -- '--- FAIL: ' "$scratch/share.json" "$scratch/cluster.json" 2>/dev/null || return 1
+	rm -f "$scratch"/{share,cluster}.json # they have packages that were stopped
 }
 
 # run_crowd FLAG... asks for thousands of sandboxes, which takes minutes with the race detector.
