@@ -52,6 +52,8 @@ func TestHistoryIsBounded(t *testing.T) {
 		h.Observe(sandboxOf(time.Now(), "waits"), sandboxOf(time.Now(), ""))
 		h.Observe(sandboxOf(time.Now(), ""), sandboxOf(time.Now(), "waits"))
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if n := len(h.steps["a"]); n != maxSteps {
 		t.Errorf("%d steps are kept, want %d", n, maxSteps)
 	}
