@@ -145,7 +145,8 @@ func annotations(t *testing.T, cfg *Config) {
 	}
 	w := start(t, cfg, options{hooks: hooks, annotate: true})
 	early := w.refused(w.claim("early"), extensions.ReasonWarmPoolNotFound, poolName)
-	w.pool(w.template(), 3)
+	of := w.template()
+	w.grow(w.pool(of, 0), of, 3) // the early claim takes one as soon as it is there
 	w.served(early)
 	w.refused(w.claim("changed"), extensions.ReasonEnvVarsRejected, "spec.env")
 	w.served(w.claim("failed"))
