@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 )
 
 const (
@@ -77,7 +79,7 @@ func joinV2(root, sandboxes, name string, pid int) error {
 		return err
 	}
 	for _, dir := range []string{root, parent} {
-		if err := writeText(filepath.Join(dir, "cgroup.subtree_control"), "+cpu +memory"); err != nil {
+		if err := cgroups.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), "+cpu +memory"); err != nil {
 			return err
 		}
 	}
@@ -96,16 +98,7 @@ func makeDirs(dirs ...string) error {
 	return errors.Join(failures...)
 }
 
-func write(file string, n int64) error { return writeText(file, strconv.FormatInt(n, 10)) }
-
-func writeText(file, text string) error {
-	f, err := os.OpenFile(file, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	return errors.Join(err, f.Close())
-}
+func write(file string, n int64) error { return cgroups.WriteFile(file, strconv.FormatInt(n, 10)) }
 
 // Remove removes the cgroups of the server. One with a process stays, without an error: a containerd that outlives the server may be in it.
 func Remove(sandboxes string) error {

@@ -11,8 +11,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"runtime"
 	"strings"
@@ -97,7 +97,7 @@ func (b *Balancer) adopt() error {
 	var failures []error
 	for path := range b.running() {
 		lowered, err := cgroups.LowestCPU(path)
-		failures = append(failures, ignoreMissing(err))
+		failures = append(failures, err)
 		if lowered {
 			b.lowered[path] = true
 			b.sandboxes.loads[path] = &load{lowered: true, limit: enough}
@@ -138,24 +138,21 @@ func (b *Balancer) sample(ctx context.Context, now time.Time) error {
 // apply gives each sandbox the priority that was decided.
 func (b *Balancer) apply(ctx context.Context, running map[string]sandbox) error {
 	var failures []error
-	for path := range b.lowered {
-		if _, ok := running[path]; !ok {
-			delete(b.lowered, path)
-		}
-	}
+	maps.DeleteFunc(b.lowered, func(path string, _ bool) bool { _, ok := running[path]; return !ok })
 	for path, s := range running {
 		lowest := b.sandboxes.lowered(path) || b.namespaces.lowered(s.namespace)
 		if lowest == b.lowered[path] {
 			continue
 		}
 		err := cgroups.SetLowestCPU(path, lowest, s.weight)
-		if errors.Is(err, fs.ErrNotExist) { // not yet, or not any more
+		if cgroups.IsMissing(err) { // not yet, or not any more
 			continue
 		}
 		failures = append(failures, err)
-		b.lowered[path] = lowest
 		b.cfg.Log.DebugContext(ctx, "priority of a sandbox changed", "cgroup", path, "lowest", lowest, telemetry.Error, err)
-		if !lowest {
+		if lowest {
+			b.lowered[path] = true
+		} else {
 			delete(b.lowered, path)
 		}
 	}
@@ -171,7 +168,7 @@ func (b *Balancer) measure(running map[string]sandbox, now time.Time) (used map[
 	used = make(map[string]float64, len(running))
 	for path := range running {
 		cpu, err := cgroups.ReadCPU(path)
-		if errors.Is(err, fs.ErrNotExist) {
+		if cgroups.IsMissing(err) {
 			delete(b.lowered, path)
 			continue
 		}
@@ -194,13 +191,6 @@ func (b *Balancer) measure(running map[string]sandbox, now time.Time) (used map[
 		return nil, 0, nil
 	}
 	return used, took, nil
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // idleTime returns for how long the processors have been idle, summed up. See proc_uptime(5).

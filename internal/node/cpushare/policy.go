@@ -1,6 +1,7 @@
 package cpushare
 
 import (
+	"maps"
 	"math"
 	"time"
 )
@@ -64,11 +65,7 @@ func keep(took time.Duration) float64 { return 1 - math.Exp(-took.Seconds()/wind
 
 // decide takes the cores that each has used for a time, and the recent part of all processor time that was idle. It forgets all others.
 func (p *policy) decide(used map[string]float64, idle float64, took time.Duration) {
-	for name := range p.loads {
-		if _, ok := used[name]; !ok {
-			delete(p.loads, name)
-		}
-	}
+	maps.DeleteFunc(p.loads, func(name string, _ *load) bool { _, ok := used[name]; return !ok })
 	sum, n := 0.0, 0.0
 	for name, cores := range used {
 		l := p.loads[name]

@@ -75,7 +75,7 @@ func (m *machine) want(t *testing.T, when string, lowerings map[string]int) {
 func TestBusySandboxesGiveWay(t *testing.T) {
 	m := newMachine(2, map[string]float64{"a": 2, "b": 2, "quick": 0})
 	m.run(10 * time.Second)
-	m.want(t, "nobody else waits", nil)
+	m.want(t, "no other waits", nil)
 	m.demand["quick"] = 0.4
 	m.run(3 * time.Second)
 	both := map[string]int{"a": 1, "b": 1}

@@ -35,7 +35,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
-// clockTimeout bounds the answer of an agent that is told the time after a resume. A tenant may have replaced it.
+// clockTimeout bounds the request that sets an agent's clock after a resume. A tenant may have replaced the agent.
 const clockTimeout = 5 * time.Second
 
 // Config is what New needs; every field is required unless it says so.

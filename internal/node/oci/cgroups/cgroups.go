@@ -13,7 +13,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -54,10 +53,10 @@ var CanLimitSwap = sync.OnceValue(func() bool {
 // ReadUsage reads a sandbox's usage from its cgroups.
 func ReadUsage(cgroupsPath string) (u Usage, err error) {
 	if unified() {
-		return readUnified(filepath.Join(root, cgroupsPath))
+		return readUnified(cgroupsPath)
 	}
 	path := func(controller, file string) string { return filepath.Join(root, controller, cgroupsPath, file) }
-	if u.CPU, err = readNumber(path("cpuacct", "cpuacct.usage")); err != nil {
+	if u.CPU, err = readCPU(cgroupsPath); err != nil {
 		return Usage{}, err
 	}
 	if u.Memory, err = readNumber(path("memory", "memory.usage_in_bytes")); err != nil {
@@ -73,18 +72,18 @@ func ReadUsage(cgroupsPath string) (u Usage, err error) {
 	return u.withoutCache(stat["total_inactive_file"]), nil
 }
 
-func readUnified(dir string) (u Usage, err error) {
-	stat, err := readTable(filepath.Join(dir, "cpu.stat"))
-	if err != nil {
+func readUnified(cgroupsPath string) (u Usage, err error) {
+	dir := filepath.Join(root, cgroupsPath)
+	if u.CPU, err = readCPU(cgroupsPath); err != nil {
 		return Usage{}, err
 	}
-	u.CPU = stat["usage_usec"] * 1000
 	for file, into := range map[string]*uint64{"memory.current": &u.Memory, "pids.current": &u.Pids} {
 		if *into, err = readNumber(filepath.Join(dir, file)); err != nil {
 			return Usage{}, err
 		}
 	}
-	if stat, err = readTable(filepath.Join(dir, "memory.stat")); err != nil {
+	stat, err := readTable(filepath.Join(dir, "memory.stat"))
+	if err != nil {
 		return Usage{}, err
 	}
 	return u.withoutCache(stat["inactive_file"]), nil
@@ -221,38 +220,34 @@ func KillAll(ctx context.Context, cgroupsPath string) error {
 		if err != nil || len(pids) == 0 {
 			return true, err
 		}
-		var ending []unix.PollFd
-		defer func() {
-			for _, p := range ending {
-				_ = unix.Close(int(p.Fd))
-			}
-		}()
 		for _, pid := range pids {
-			fd, err := unix.PidfdOpen(pid, 0)
-			if errors.Is(err, unix.ESRCH) {
-				continue
-			}
-			if err == nil {
-				ending = append(ending, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}) //nolint:gosec // a descriptor
-				err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-			}
-			if err != nil && !errors.Is(err, unix.ESRCH) {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 				return true, fmt.Errorf("kill process %d: %w", pid, err)
 			}
 		}
-		awaitEnds(ctx, ending)
+		awaitEnds(ctx, pids)
 		return false, nil
 	})
 }
 
-// awaitEnds waits until processes have ended, which takes a large one some hundred milliseconds, or ctx is done.
-func awaitEnds(ctx context.Context, pidfds []unix.PollFd) {
-	const interval = 100 // milliseconds between checks of ctx
-	for left := slices.Clone(pidfds); len(left) > 0 && ctx.Err() == nil; {
-		if _, err := unix.Poll(left, interval); err != nil && !errors.Is(err, unix.EINTR) {
-			return
+// awaitEnds waits until killed processes have ended, which takes a large one some hundred milliseconds. It gives up after a second:
+// an ID may be that of another process meanwhile. It holds one descriptor at a time, since a sandbox may have thousands of processes.
+func awaitEnds(ctx context.Context, pids []int) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for _, pid := range pids {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue // it has ended, or no descriptor is left: then it is listed again
 		}
-		left = slices.DeleteFunc(left, func(p unix.PollFd) bool { return p.Revents != 0 })
+		const interval = 100 // milliseconds between checks of ctx
+		for ended := 0; ended == 0 && ctx.Err() == nil; {
+			ended, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, interval) //nolint:gosec // a descriptor
+			if errors.Is(err, unix.EINTR) {
+				ended = 0
+			}
+		}
+		_ = unix.Close(fd)
 	}
 }
 
@@ -307,11 +302,24 @@ func List(cgroupsPath string) (names []string, err error) {
 	return names, nil
 }
 
+// IsMissing reports whether an error is that of a cgroup that does not exist, or is being removed.
+func IsMissing(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) }
+
 func ignoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+	if IsMissing(err) {
 		return nil
 	}
 	return err
+}
+
+// WriteFile writes a file of a cgroup by its path. It creates none.
+func WriteFile(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
 }
 
 // OutOfPids reports whether a sandbox reached its limit of processes and threads.

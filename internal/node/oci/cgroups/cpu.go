@@ -2,9 +2,7 @@ package cgroups
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -21,36 +19,32 @@ func cpuDir(cgroupsPath string) string {
 	return filepath.Join(root, "cpu", cgroupsPath)
 }
 
-// ReadCPU returns the processor time that a cgroup has used. One that does not exist is an fs.ErrNotExist.
+// ReadCPU returns the processor time that a cgroup has used.
 func ReadCPU(cgroupsPath string) (time.Duration, error) {
-	if unified() {
-		stat, err := readTable(filepath.Join(root, cgroupsPath, "cpu.stat"))
-		return time.Duration(stat["usage_usec"]) * time.Microsecond, err //nolint:gosec // 292,000 years
-	}
-	n, err := readNumber(filepath.Join(root, "cpuacct", cgroupsPath, "cpuacct.usage"))
+	n, err := readCPU(cgroupsPath)
 	return time.Duration(n), err //nolint:gosec // 292 years
 }
 
-// LowestCPU reports whether a cgroup has the lowest priority. It has not where the kernel knows none.
-func LowestCPU(cgroupsPath string) (bool, error) {
-	b, err := os.ReadFile(filepath.Join(cpuDir(cgroupsPath), idleFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+// readCPU is [ReadCPU] in nanoseconds.
+func readCPU(cgroupsPath string) (uint64, error) {
+	if unified() {
+		stat, err := readTable(filepath.Join(root, cgroupsPath, "cpu.stat"))
+		return stat["usage_usec"] * 1000, err
 	}
-	return err == nil && bytes.Equal(bytes.TrimSpace(b), []byte("1")), err
+	return readNumber(filepath.Join(root, "cpuacct", cgroupsPath, "cpuacct.usage"))
 }
 
-// SetLowestCPU gives a cgroup the lowest priority, or a weight again, in the unit of cpu.shares. Where the kernel knows no such
-// priority, or the cgroup is gone, it is an fs.ErrNotExist.
+// LowestCPU reports whether a cgroup has the lowest priority. It has not where it is missing, or the kernel has no such priority.
+func LowestCPU(cgroupsPath string) (bool, error) {
+	b, err := os.ReadFile(filepath.Join(cpuDir(cgroupsPath), idleFile))
+	return err == nil && bytes.Equal(bytes.TrimSpace(b), []byte("1")), ignoreMissing(err)
+}
+
+// SetLowestCPU gives a cgroup the lowest priority, or a weight again, in the unit of cpu.shares. Where the kernel has no such
+// priority the error is that of a missing cgroup.
 func SetLowestCPU(cgroupsPath string, lowest bool, weight uint64) error {
-	dir := cpuDir(cgroupsPath)
 	write := func(file, value string) error {
-		f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
-		if err == nil {
-			_, err = f.WriteString(value)
-			err = errors.Join(err, f.Close())
-		}
-		if err != nil {
+		if err := WriteFile(filepath.Join(cpuDir(cgroupsPath), file), value); err != nil {
 			return fmt.Errorf("priority of %s: %w", cgroupsPath, err)
 		}
 		return nil
