@@ -8,13 +8,15 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/utils/cpuset"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// A sandbox that computes without a pause has the lowest priority while one of another namespace runs commands, and its own weight
-// again after.
+// A sandbox that computes without a pause has the lowest priority, and a part of the processors, while one of another namespace runs
+// commands, and its own weight again after.
 func TestBusySandboxGivesWay(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -32,7 +34,14 @@ func TestBusySandboxGivesWay(t *testing.T) {
 		must(t, err)
 		return strings.TrimSpace(string(b))
 	}
-	before := shares(busy)
+	processors := func() int {
+		b, err := os.ReadFile(filepath.Join("/sys/fs/cgroup/cpuset", cgroup(busy), "cpuset.cpus"))
+		must(t, err)
+		cpus, err := cpuset.Parse(strings.TrimSpace(string(b)))
+		must(t, err)
+		return cpus.Size()
+	}
+	before, all := shares(busy), processors()
 	run(t, n, busy, fmt.Sprintf("for i in $(seq %d); do (while [ ! -e /stop ]; do :; done) >/dev/null 2>&1 & done", 2*runtime.NumCPU()))
 	lowest := func(s *agents.Sandbox) bool {
 		run(t, n, quick, "sleep 0.1") // without a rest it would be as busy
@@ -41,6 +50,9 @@ func TestBusySandboxGivesWay(t *testing.T) {
 		return got
 	}
 	eventually.True(t, "the busy sandbox has the lowest priority", func() bool { return lowest(busy) })
+	if all > 1 {
+		eventually.True(t, "it leaves a processor to others", func() bool { return lowest(busy) && processors() < all })
+	}
 	if lowest(quick) {
 		t.Error("the sandbox that runs commands has the lowest priority too")
 	}
@@ -48,7 +60,7 @@ func TestBusySandboxGivesWay(t *testing.T) {
 	eventually.True(t, "a new sandbox of its namespace has it too", func() bool { return lowest(late) })
 	run(t, n, busy, "touch /stop")
 	eventually.True(t, "both have their own again", func() bool { return !lowest(busy) && !lowest(late) })
-	if after := shares(busy); after != before {
-		t.Errorf("cpu.shares %s, were %s", after, before)
+	if after := shares(busy); after != before || processors() != all {
+		t.Errorf("cpu.shares %s, were %s; %d processors, were %d", after, before, processors(), all)
 	}
 }

@@ -60,6 +60,7 @@ type options struct {
 	quick    bool
 	all      bool
 	only     string
+	attacks  string
 	html     string
 	history  string
 	note     string
@@ -77,7 +78,7 @@ type part struct {
 }
 
 // parts lists the chapters in their order. Those that leave the server busy come last.
-func parts() []part {
+func parts(o options) []part {
 	return []part{
 		{name: "gateway", source: true, measure: gateway.Proxies, alone: true},
 		{name: "boot", measure: scale.Boot},
@@ -92,7 +93,7 @@ func parts() []part {
 		{name: "volume", measure: files.Volume},
 		{name: "address", source: true, measure: gobench.Address},
 		{name: "peers", source: true, measure: gateway.Peers},
-		{name: "neighbors", source: true, measure: neighbors.Measure},
+		{name: "neighbors", source: true, measure: func(ctx context.Context, b *harness.Bench) error { return neighbors.Measure(ctx, b, o.attacks) }},
 		{name: "sleep", measure: sleep.Measure},
 		{name: "scale", measure: scale.Scale},
 		{name: "memory", measure: scale.Memory},
@@ -116,7 +117,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	r := report.New(ctx)
 	r.Quick, r.Note = o.quick, o.note
-	return (&bench{options: o, parts: parts(), Bench: &harness.Bench{Quick: o.quick, Dir: o.dir, Report: r, Log: stderr}}).run(ctx, stdout)
+	return (&bench{options: o, parts: parts(o), Bench: &harness.Bench{Quick: o.quick, Dir: o.dir, Report: r, Log: stderr}}).run(ctx, stdout)
 }
 
 // run measures and writes what it has found out, also if it was interrupted or a part failed.
@@ -145,6 +146,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.BoolVar(&o.quick, "quick", false, "a tenth of the rounds, to try whether it works")
 	f.BoolVar(&o.all, "all", false, "measure also what needs the source tree with Go, or packages that it installs")
 	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: "+strings.Join(names(), ", "))
+	f.StringVar(&o.attacks, "attacks", "", "of the part neighbors, only the `attacks` of these names, separated by commas, such as packets,descriptors")
 	f.StringVar(&o.html, "html", "", "write the report with plots to this `file` too")
 	f.StringVar(&o.history, "history", "", "append the report to this `file` too, as a line of JSON; compare FILE shows what changed in the last run")
 	f.StringVar(&o.note, "note", "", "a `sentence` on the run for its readers, such as \"Other work was running.\"")
@@ -158,6 +160,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		if !slices.Contains(known, name) {
 			return o, fmt.Errorf("--only: %q is none of %s", name, strings.Join(known, ", "))
 		}
+	}
+	if err := neighbors.Check(o.attacks); err != nil {
+		return o, fmt.Errorf("--attacks: %w", err)
 	}
 	return o, nil
 }
@@ -173,7 +178,7 @@ func ownDir() string {
 
 func names() []string {
 	var names []string
-	for _, p := range parts() {
+	for _, p := range parts(options{}) {
 		names = append(names, p.name)
 	}
 	return names

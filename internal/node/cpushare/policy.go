@@ -24,6 +24,10 @@ const (
 	// are idle, a tenth of the time is long enough: it could have used them.
 	calm         = 1.0 / 3
 	forgiveAfter = 10 * time.Second
+	// Lowered ones that together use less than this part of the processors that they are kept to, or beside which nothing is
+	// active, have all processors again after a while.
+	unconfined   = 0.5
+	releaseAfter = 2 * time.Second
 )
 
 // load is the recent use of one sandbox, or of one namespace's sandboxes.
@@ -122,4 +126,22 @@ func (l *load) forgiven(idle float64, took time.Duration) bool {
 		l.calm += took
 	}
 	return l.calm >= forgiveAfter
+}
+
+// confinement decides whether lowered sandboxes are kept to a part of the processors. The kernel takes a processor from them at once,
+// but not while they are within a system call or an interrupt.
+type confinement struct {
+	cores  float64 // of the processors that they are kept to; 0: there is no other
+	on     bool
+	unused time.Duration
+}
+
+// decide takes the cores that lowered sandboxes use, and that the others do.
+func (c *confinement) decide(lowered, others float64, took time.Duration) {
+	if !c.on {
+		c.on, c.unused = c.cores > 0 && lowered > c.cores && others > active, 0
+		return
+	}
+	count(&c.unused, lowered < unconfined*c.cores || others <= active, took)
+	c.on = c.unused < releaseAfter
 }

@@ -177,3 +177,43 @@ func TestForgetsWhatIsGone(t *testing.T) {
 		t.Fatal("it counts a sandbox that is gone")
 	}
 }
+
+func TestConfinement(t *testing.T) {
+	c := confinement{cores: 3}
+	for _, now := range []struct {
+		lowered, others float64
+		length          time.Duration
+		want            bool
+	}{
+		{lowered: 3.9, others: 0.01, length: time.Minute}, // nothing else works
+		{lowered: 2.9, others: 0.5, length: time.Minute},  // one processor is left
+		{lowered: 3.5, others: 0.5, length: step, want: true},
+		{lowered: 3, others: 0.5, length: time.Minute, want: true},
+		{lowered: 1, others: 0.5, length: time.Second, want: true}, // for too short a time
+		{lowered: 3, others: 0.5, length: step, want: true},
+		{lowered: 3, others: 0.01, length: time.Second, want: true},
+		{lowered: 3, others: 0.5, length: step, want: true},
+		{lowered: 3, others: 0.01, length: releaseAfter}, // the others rest
+		{lowered: 4, others: 0.5, length: step, want: true},
+		{lowered: 1, others: 3, length: releaseAfter}, // they need no more
+	} {
+		for range now.length / step {
+			c.decide(now.lowered, now.others, step)
+		}
+		if c.on != now.want {
+			t.Errorf("lowered use %v cores for %v, others %v: confined %v", now.lowered, now.length, now.others, c.on)
+		}
+	}
+	one := confinement{}
+	if one.decide(1, 1, step); one.on {
+		t.Error("confined to no processor")
+	}
+}
+
+func TestReserved(t *testing.T) {
+	for n, want := range map[int]int{1: 1, 2: 1, 4: 1, 8: 2, 64: 16} {
+		if got := reserved(n); got != want {
+			t.Errorf("of %d processors %d are reserved, want %d", n, got, want)
+		}
+	}
+}

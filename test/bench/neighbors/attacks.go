@@ -2,6 +2,10 @@ package neighbors
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,6 +41,32 @@ def forever(f, processes=1):
         except (OSError, MemoryError):
             time.sleep(0.001)
 `
+
+// Check returns an error if a list for [Measure] has a name that is none.
+func Check(only string) error {
+	_, err := chosen(only)
+	return err
+}
+
+// chosen returns the attacks of a list of names, or all.
+func chosen(only string) (some []attack, err error) {
+	all := attacks()
+	if only == "" {
+		return all, nil
+	}
+	for name := range strings.SplitSeq(only, ",") {
+		i := slices.IndexFunc(all, func(a attack) bool { return a.name == name })
+		if i < 0 {
+			var names []string
+			for _, a := range all {
+				names = append(names, strconv.Quote(a.name))
+			}
+			return nil, fmt.Errorf("%q is none of %s", name, strings.Join(names, ", "))
+		}
+		some = append(some, all[i])
+	}
+	return some, nil
+}
 
 func attacks() []attack {
 	return []attack{
@@ -105,7 +135,7 @@ forever(lambda: s.send(b"x"), 4)
 out, text = os.open("/proc/1/fd/1", os.O_WRONLY), b"noise " * 1000 + b"\n"
 forever(lambda: os.write(out, text), 2)
 `},
-		{name: "deep tree, snapshots", inside: `
+		{name: "deep tree with snapshots", inside: `
 def deepen():
     os.makedirs("/deep", exist_ok=True)
     os.chdir("/deep")

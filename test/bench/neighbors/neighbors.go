@@ -51,7 +51,12 @@ func (p *phase) add(o *phase) {
 }
 
 // Measure has one tenant attack while another one works. Attacks come in turns with quiet, so that a slow machine is slow for both.
-func Measure(ctx context.Context, b *harness.Bench) (err error) {
+// Only has the names of attacks, separated by commas; empty means all.
+func Measure(ctx context.Context, b *harness.Bench, only string) (err error) {
+	attacks, err := chosen(only)
+	if err != nil {
+		return err
+	}
 	tenant, err := attacker(ctx, b)
 	if err != nil {
 		return err
@@ -72,11 +77,11 @@ func Measure(ctx context.Context, b *harness.Bench) (err error) {
 	if b.Quick {
 		attack, quietFor = attack/5, quietFor/5
 	}
-	quiet, before, beside := newPhase(), make([]*phase, len(attacks())), make([]*phase, len(attacks()))
+	quiet, before, beside := newPhase(), make([]*phase, len(attacks)), make([]*phase, len(attacks))
 	if _, err := neighbor(ctx, b, x, quietFor); err != nil { // warms
 		return err
 	}
-	for i, a := range attacks() {
+	for i, a := range attacks {
 		p, err := neighbor(ctx, b, x, quietFor)
 		if err != nil {
 			return err
@@ -95,7 +100,7 @@ func Measure(ctx context.Context, b *harness.Bench) (err error) {
 	if len(quiet.failures) > 0 {
 		return fmt.Errorf("nothing attacks, and still: %w", quiet.failures[0])
 	}
-	for i, a := range attacks() {
+	for i, a := range attacks {
 		reportNeighbor(b, a.name, quiet, before[i].memory, beside[i])
 	}
 	return nil

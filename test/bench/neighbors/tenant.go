@@ -158,13 +158,12 @@ func Attack(ctx context.Context, name, addr, sandboxID string) error {
 	if err != nil {
 		return err
 	}
-	for _, a := range attacks() {
-		if a.name == name {
-			a.outside(ctx, t, sandboxID)
-			return nil
-		}
+	a, err := chosen(name)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("no attack %q", name)
+	a[0].outside(ctx, t, sandboxID)
+	return nil
 }
 
 // outsider is a process that attacks from outside. Nil is none.

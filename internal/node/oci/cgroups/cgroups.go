@@ -50,6 +50,14 @@ var CanLimitSwap = sync.OnceValue(func() bool {
 	return err == nil
 })
 
+// controllerDir is the directory of a path for a controller, which has a hierarchy of its own in version 1.
+func controllerDir(controller, cgroupsPath string) string {
+	if unified() {
+		return filepath.Join(root, cgroupsPath)
+	}
+	return filepath.Join(root, controller, cgroupsPath)
+}
+
 // ReadUsage reads a sandbox's usage from its cgroups.
 func ReadUsage(cgroupsPath string) (u Usage, err error) {
 	if unified() {
@@ -324,20 +332,16 @@ func WriteFile(path, text string) error {
 
 // OutOfPids reports whether a sandbox reached its limit of processes and threads.
 func OutOfPids(cgroupsPath string) bool {
-	file := filepath.Join(root, "pids", cgroupsPath, "pids.events")
-	if unified() {
-		file = filepath.Join(root, cgroupsPath, "pids.events")
-	}
-	table, err := readTable(file)
+	table, err := readTable(filepath.Join(controllerDir("pids", cgroupsPath), "pids.events"))
 	return err == nil && table["max"] > 0
 }
 
 // OutOfMemory reports whether the OOM killer ended a process of a sandbox.
 func OutOfMemory(cgroupsPath string) bool {
-	file := filepath.Join(root, "memory", cgroupsPath, "memory.oom_control")
+	file := "memory.oom_control"
 	if unified() {
-		file = filepath.Join(root, cgroupsPath, "memory.events")
+		file = "memory.events"
 	}
-	table, err := readTable(file)
+	table, err := readTable(filepath.Join(controllerDir("memory", cgroupsPath), file))
 	return err == nil && table["oom_kill"] > 0
 }

@@ -7,17 +7,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"time"
+
+	"k8s.io/utils/cpuset"
 )
 
 // idleFile is of Linux 5.15, in both versions. Written, it also replaces the cgroup's weight: with the least one, or with the default.
 const idleFile = "cpu.idle"
-
-func cpuDir(cgroupsPath string) string {
-	if unified() {
-		return filepath.Join(root, cgroupsPath)
-	}
-	return filepath.Join(root, "cpu", cgroupsPath)
-}
 
 // ReadCPU returns the processor time that a cgroup has used.
 func ReadCPU(cgroupsPath string) (time.Duration, error) {
@@ -36,7 +31,7 @@ func readCPU(cgroupsPath string) (uint64, error) {
 
 // LowestCPU reports whether a cgroup has the lowest priority. It has not where it is missing, or the kernel has no such priority.
 func LowestCPU(cgroupsPath string) (bool, error) {
-	b, err := os.ReadFile(filepath.Join(cpuDir(cgroupsPath), idleFile))
+	b, err := os.ReadFile(filepath.Join(controllerDir("cpu", cgroupsPath), idleFile))
 	return err == nil && bytes.Equal(bytes.TrimSpace(b), []byte("1")), ignoreMissing(err)
 }
 
@@ -44,7 +39,7 @@ func LowestCPU(cgroupsPath string) (bool, error) {
 // priority the error is that of a missing cgroup.
 func SetLowestCPU(cgroupsPath string, lowest bool, weight uint64) error {
 	write := func(file, value string) error {
-		if err := WriteFile(filepath.Join(cpuDir(cgroupsPath), file), value); err != nil {
+		if err := WriteFile(filepath.Join(controllerDir("cpu", cgroupsPath), file), value); err != nil {
 			return fmt.Errorf("priority of %s: %w", cgroupsPath, err)
 		}
 		return nil
@@ -59,6 +54,29 @@ func SetLowestCPU(cgroupsPath string, lowest bool, weight uint64) error {
 		return write("cpu.weight", strconv.FormatUint(weightOfShares(weight), 10))
 	}
 	return write("cpu.shares", strconv.FormatUint(weight, 10))
+}
+
+const cpusFile = "cpuset.cpus"
+
+// Processors returns the processors that the cgroup has which the one of that path is in.
+func Processors(cgroupsPath string) (cpuset.CPUSet, error) {
+	file := "cpuset.effective_cpus"
+	if unified() {
+		file = "cpuset.cpus.effective"
+	}
+	b, err := os.ReadFile(filepath.Join(filepath.Dir(controllerDir("cpuset", cgroupsPath)), file))
+	if err != nil {
+		return cpuset.CPUSet{}, fmt.Errorf("processors of %s: %w", cgroupsPath, err)
+	}
+	return cpuset.Parse(string(bytes.TrimSpace(b))) //nolint:wrapcheck // it names what it cannot parse
+}
+
+// SetProcessors has a cgroup, and all below it, run on these processors alone, among which those of its parent must be.
+func SetProcessors(cgroupsPath string, cpus cpuset.CPUSet) error {
+	if err := WriteFile(filepath.Join(controllerDir("cpuset", cgroupsPath), cpusFile), cpus.String()); err != nil {
+		return fmt.Errorf("processors of %s: %w", cgroupsPath, err)
+	}
+	return nil
 }
 
 // weightOfShares converts cpu.shares to cpu.weight as the runtimes do: 2 to 262144 become 1 to 10000.
