@@ -41,9 +41,9 @@ var planes = map[string][]string{
 var layers = [][]string{
 	0: {
 		"api/agents/v1beta1", "internal/base/errs", "internal/base/lifecycle", "internal/base/telemetry", "internal/base/failpoint",
-		"internal/base/signedurl", "internal/base/podsource", "internal/base/webfile", "api/crds", "packaging/chart", "internal/testkit/eventually", "internal/testkit/browser", "internal/testkit/tmpfs", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
+		"internal/base/signedurl", "internal/base/podsource", "internal/base/webfile", "api/crds", "packaging/chart", "internal/testkit/eventually", "internal/testkit/fuzztar", "internal/testkit/browser", "internal/testkit/tmpfs", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
 	},
-	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/base/keyedlock", "internal/base/auditlog", "internal/base/docsite", "internal/node/projection", "internal/testkit/ownnet", "internal/testkit/program"},
+	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/volumetree", "internal/base/health", "internal/base/inflight", "internal/base/keyedlock", "internal/base/auditlog", "internal/base/docsite", "internal/node/projection", "internal/testkit/ownnet", "internal/testkit/program"},
 	2: {
 		"api/openapi", "internal/testkit/nfs", "internal/testkit/s3", "internal/base/keyfile", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable", "internal/guest/interpreter", "internal/guest/mcpgateway",
 		"internal/node/disk", "internal/node/ipam", "internal/node/egress", "internal/edge/route",

@@ -26,6 +26,7 @@
 //	webfile     serves files that are part of the program
 //	lifecycle   services that run and stop together
 //	keyedlock   a lock by key
+//	inflight    counts by key what is in progress, and bounds it
 //	health      whether new work may begin
 //	failpoint   where tests end the process; empty in releases
 //

@@ -86,8 +86,9 @@ type Config struct {
 	EtcdCA        string
 	EtcdCert      string
 	EtcdKey       string
-	// MemoryEncryption encrypts stored memory with the keys in MemoryKey; empty: a file in the data directory.
-	MemoryEncryption bool
+	// MemoryEncryption encrypts stored memory: true, false, or auto, where that is cheap. The keys are in MemoryKey; empty: a file in
+	// the data directory.
+	MemoryEncryption string
 	MemoryKey        string
 	SecretsKey       string // file with the key of Secrets in the etcd inside; empty: one in the data directory
 
@@ -138,6 +139,7 @@ type Config struct {
 	EtcdQuota     resource.Quantity // largest size of the embedded etcd's file
 	ReserveDisk   resource.Quantity // free space below which new work is refused; zero: none
 	ReserveMemory resource.Quantity // free memory below which new work is refused; zero: none
+	IdleMemory    resource.Quantity // free memory below which idle sandboxes are paused early; zero: never
 
 	QuotaSandboxes int               // of each namespace that does not set its own; 0: none, QuotaByMachine
 	QuotaCreates   int               // new sandboxes a second; 0: any number
@@ -205,6 +207,13 @@ const (
 	PrivilegesApart    = "apart"
 )
 
+// What MemoryEncryption may be.
+const (
+	EncryptionAuto = "auto"
+	EncryptionOn   = "true"
+	EncryptionOff  = "false"
+)
+
 // Runtimes of DefaultRuntime.
 const (
 	RuntimeGVisor = "gvisor"
@@ -231,6 +240,7 @@ func Default() Config {
 		CacheDir:            "/var/cache/barchan",
 		Role:                RoleServer,
 		Privileges:          PrivilegesTogether,
+		MemoryEncryption:    EncryptionAuto,
 		ClusterDomain:       "cluster.local",
 		LeaseNamespace:      "barchan-system",
 		HTTPAddr:            "127.0.0.1:7700",

@@ -218,6 +218,8 @@ func TestRefusals(t *testing.T) {
 		{"pids", "sandboxPids: few\n", nil, `sandboxPids: "few"`},
 		{"pool size", "poolSize: 1001\n", nil, `poolSize: 1001`},
 		{"time in RAM", "storeAfter: -1s\n", nil, `storeAfter: -1s`},
+		{"encryption", "memoryEncryption: maybe\n", nil, `memoryEncryption: "maybe" is neither auto, true nor false`},
+		{"memory of idle ones", "idleMemory: -1Gi\n", nil, "idleMemory: -1Gi is negative, want 0 for never, or more"},
 		{"addresses", "pausedAddresses: lose\n", nil, `pausedAddresses: "lose" is neither keep nor release`},
 		{"quota of etcd", "etcdQuota: 1Mi\n", nil, `etcdQuota: 1Mi is too little`},
 		{"quota of sandboxes", "quotaSandboxes: -2\n", nil, `quotaSandboxes: -2`},

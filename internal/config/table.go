@@ -59,7 +59,7 @@ func (c *Config) table() []setting.Setting {
 		{Key: "etcdKey", Ptr: &c.EtcdKey, Doc: "PEM key of etcdCert"},
 
 		{Key: "secretsKey", Ptr: &c.SecretsKey, Doc: "file with the 32 bytes of the key that encrypts Secrets in the etcd inside (default <dataDir>/apiserver/secrets.key, which is made)"},
-		{Key: "memoryEncryption", Ptr: &c.MemoryEncryption, Doc: "encrypt the memory of paused sandboxes and of snapshots on disk; slow on a kernel without AES instructions"},
+		{Key: "memoryEncryption", Ptr: &c.MemoryEncryption, Doc: "encrypt the memory of paused sandboxes and of snapshots on disk: true, false, or auto, if the kernel has AES instructions, without which it is slow"},
 		{Key: "memoryKey", Ptr: &c.MemoryKey, Doc: "file with one or more keys of 32 bytes that encrypt memory, the first of them new memory (default <dataDir>/node/memory.key, which is made)"},
 		{Key: "containerdAddress", Ptr: &c.ContainerdAddress, Doc: "socket of an existing containerd, instead of our own"},
 		{Key: "containerdBinary", Ptr: &c.ContainerdBinary, Doc: "containerd v2 (default <cacheDir>/bin, then PATH)"},
@@ -104,6 +104,7 @@ func (c *Config) table() []setting.Setting {
 		{Key: "etcdQuota", Ptr: &c.EtcdQuota, Doc: "largest size of the file of the etcd inside; from 80% of it on, new work is refused"},
 		{Key: "reserveDisk", Ptr: &c.ReserveDisk, Doc: "free disk space below which new work is refused (default 1Gi, or 5% of a smaller disk); 0: not checked"},
 		{Key: "reserveMemory", Ptr: &c.ReserveMemory, Doc: "free memory below which new work is refused (default 256Mi, or 5% of a smaller one); 0: not checked"},
+		{Key: "idleMemory", Ptr: &c.IdleMemory, Doc: "free memory below which sandboxes with an idle policy, which traffic wakes, are paused after ten seconds without traffic, and the memory of paused ones goes to disk at once; 0: never"},
 
 		{Key: "quotaSandboxes", Ptr: &c.QuotaSandboxes, Doc: "sandboxes that a namespace may have without a quota of its own; -1: one for each 16 MiB of the machine's memory, on a cluster any number; 0: any number"},
 		{Key: "quotaCreates", Ptr: &c.QuotaCreates, Doc: "new sandboxes a second that a namespace may have, with bursts of five seconds' worth; 0: any number"},
@@ -124,7 +125,7 @@ func (c *Config) table() []setting.Setting {
 		{Key: "streamIdle", Ptr: &c.StreamIdle, Doc: "time after which an exchange with a sandbox is ended in which nothing moves, WebSockets too; 0: never"},
 		{Key: "sandboxRate", Ptr: &c.SandboxRate, Doc: "requests a second to a sandbox without a limit in its access policy; 0: any number"},
 		{Key: "sandboxRequests", Ptr: &c.SandboxRequests, Doc: "requests to a sandbox in progress at once, streams and WebSockets included; 0: any number"},
-		{Key: "clientConnections", Ptr: &c.ClientConnections, Doc: "open connections of one client address to httpAddr and tlsAddr each; 0: any number"},
+		{Key: "clientConnections", Ptr: &c.ClientConnections, Doc: "open connections of one client address to httpAddr, tlsAddr and kubeAddr each, and its requests over HTTP/2; 0: any number"},
 		{Key: "keyRate", Ptr: &c.KeyRate, Doc: "requests a second that the REST API takes of one key; 0: any number"},
 		{Key: "gatewayFastPath", Ptr: &c.GatewayFastPath, Doc: "proxy simple requests to sandboxes without net/http; false: all on the main path, which costs more"},
 

@@ -330,8 +330,12 @@ func (c *Config) checkPools() error {
 		return setting.Invalid("storeAfter", "%s is negative, want 0 for never, or more", c.StoreAfter)
 	case c.PausedAddresses != AddressesKept && c.PausedAddresses != AddressesReleased:
 		return setting.Invalid("pausedAddresses", "%q is neither %s nor %s", c.PausedAddresses, AddressesKept, AddressesReleased)
+	case !slices.Contains([]string{EncryptionAuto, EncryptionOn, EncryptionOff}, c.MemoryEncryption):
+		return setting.Invalid("memoryEncryption", "%q is neither %s, %s nor %s", c.MemoryEncryption, EncryptionAuto, EncryptionOn, EncryptionOff)
 	case c.ReserveDisk.Sign() < 0:
 		return setting.Invalid("reserveDisk", "%s is negative, want 0 for none, or more", &c.ReserveDisk)
+	case c.IdleMemory.Sign() < 0:
+		return setting.Invalid("idleMemory", "%s is negative, want 0 for never, or more", &c.IdleMemory)
 	case c.ReserveMemory.Sign() < 0:
 		return setting.Invalid("reserveMemory", "%s is negative, want 0 for none, or more", &c.ReserveMemory)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -23,6 +24,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/etcd"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/tenancy"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/kubeauth"
 	"github.com/barchan-dev/barchan/internal/control/quota"
@@ -30,10 +32,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/auditing"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/defaults"
+	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
 	"github.com/barchan-dev/barchan/internal/daemon/kubepods"
 	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
 	"github.com/barchan-dev/barchan/internal/edge/e2b"
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/connlimit"
 )
 
 // makeAPI configures storage and the API server.
@@ -46,7 +50,7 @@ func (d *Daemon) makeAPI(context.Context) (err error) {
 		return err
 	}
 	d.api, err = apiserver.New(apiserver.Config{
-		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Audit: d.audit, Forwarded: http.HandlerFunc(d.serveForwarded), Gate: d.health, Node: d.cfg.NodeSocket != "",
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Limit: func(l net.Listener) net.Listener { return connlimit.New(l, d.cfg.ClientConnections) }, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Audit: d.audit, Forwarded: http.HandlerFunc(d.serveForwarded), Gate: d.health, Node: d.cfg.NodeSocket != "",
 		Etcd: etcd.Config{
 			Endpoints: d.cfg.EtcdEndpoints, Prefix: d.cfg.EtcdPrefix, CAFile: d.cfg.EtcdCA, CertFile: d.cfg.EtcdCert, KeyFile: d.cfg.EtcdKey,
 			NodeName: d.cfg.NodeName, SecretsKey: d.cfg.SecretsKey, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
@@ -101,7 +105,7 @@ func (d *Daemon) makeCache(ctx context.Context) (err error) {
 	case config.RoleNode:
 		cfg.Kinds = cache.NodeKinds()
 	default: // claims are written directly, which keeps managed fields as the caller has them
-		cfg.Kinds, cfg.Trim = cache.ServerKinds(), false
+		cfg.Kinds, cfg.Trim, cfg.Same = cache.ServerKinds(), false, d.api.Same
 	}
 	if d.cache, err = cache.New(ctx, cfg); err != nil {
 		return err
@@ -133,8 +137,8 @@ func (d *Daemon) makeGateway(ctx context.Context) error {
 			return d.routes.LookupName(namespace, name)
 		},
 		ClientIdle: d.cfg.ClientIdle, StreamIdle: d.cfg.StreamIdle, SandboxRate: float64(d.cfg.SandboxRate), KeyRate: float64(d.cfg.KeyRate),
-		SandboxRequests: d.cfg.SandboxRequests,
-		KeyNamespace:    keyNamespace, NoFastPath: !d.cfg.GatewayFastPath,
+		SandboxRequests: d.cfg.SandboxRequests, MemoryLow: hostcheck.MemoryLow(d.cfg.IdleMemory.Value()),
+		KeyNamespace: keyNamespace, NoFastPath: !d.cfg.GatewayFastPath,
 		Log: d.cfg.Log, AccessLog: d.accessLog(), Audit: auditing.Gateway(d.audit, d.routes), Registerer: d.metrics,
 	}
 	if d.verifier != nil {
@@ -286,13 +290,13 @@ func (d *Daemon) accessLog() *slog.Logger {
 	return nil
 }
 
-// tenantOf resolves an API key, as the REST API does; it is an apiserver.KeyFunc.
-func (d *Daemon) tenantOf(ctx context.Context, secret string) (apiserver.Tenant, error) {
+// tenantOf resolves an API key, as the REST API does; it is a tenancy.KeyFunc.
+func (d *Daemon) tenantOf(ctx context.Context, secret string) (tenancy.Tenant, error) {
 	if err := d.progress.Err(); err != nil {
-		return apiserver.Tenant{}, err
+		return tenancy.Tenant{}, err
 	}
 	id, err := d.manager.Keys.Authenticate(ctx, secret)
-	return apiserver.Tenant{Namespace: id.Namespace, Key: id.Key, Scope: id.Scope}, err
+	return tenancy.Tenant{Namespace: id.Namespace, Key: id.Key, Scope: id.Scope}, err
 }
 
 // pods serve kubectl's streams.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,6 +40,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/eventlog"
 	"github.com/barchan-dev/barchan/internal/daemon/feeds"
+	"github.com/barchan-dev/barchan/internal/daemon/footprint"
 	"github.com/barchan-dev/barchan/internal/daemon/front"
 	"github.com/barchan-dev/barchan/internal/daemon/imagegc"
 	"github.com/barchan-dev/barchan/internal/daemon/leaserepairs"
@@ -182,6 +184,11 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	}
 	d.progress.SetReady()
 	d.booted = true
+	resting, endRest := context.WithCancel(ctx)
+	var releases sync.WaitGroup
+	releases.Go(func() { footprint.Run(resting, d.log) })
+	defer releases.Wait()
+	defer endRest()
 	d.log.InfoContext(ctx, "ready", telemetry.Duration, time.Since(d.started), "http", d.plain.Addr().String())
 	var broken error
 	select {

@@ -73,6 +73,8 @@ type Config struct {
 	MemoryKey     string
 	// StoreAfter is how long a gVisor sandbox is frozen before its memory is moved to disk; zero means never.
 	StoreAfter time.Duration
+	// MemoryLow reports whether the memory of frozen sandboxes is moved to disk at once; nil: never. StoreAfter 0 overrules it.
+	MemoryLow func() bool
 	// ReleaseAddresses releases the addresses of sandboxes on disk; a resume allocates others.
 	ReleaseAddresses bool
 	// Containerd has images, snapshots and records.
@@ -334,7 +336,7 @@ func (n *Node) open() error {
 	})
 	n.suspender = suspend.New(suspend.Config{
 		Log: n.log, Host: n.host, Registry: n.handles, Runtimes: n.runtimes, Allocator: n.allocator, MemoryDirs: n.memory.SandboxDirs,
-		StoreAfter: n.cfg.StoreAfter, ReleaseAddresses: n.cfg.ReleaseAddresses, Absent: n.absent, SetRunning: n.supervisor.SetRunning, Changes: n.dirty,
+		StoreAfter: n.cfg.StoreAfter, MemoryLow: n.cfg.MemoryLow, ReleaseAddresses: n.cfg.ReleaseAddresses, Absent: n.absent, SetRunning: n.supervisor.SetRunning, Changes: n.dirty,
 		Refuse: n.cfg.Refuse, Later: n.tasks.Start, ObserveStep: n.cfg.ObserveStep,
 	})
 	n.maker = capture.New(capture.Config{

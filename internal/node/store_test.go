@@ -855,3 +855,22 @@ func TestFrozenSandboxDies(t *testing.T) {
 		t.Errorf("resume of the dead: %v", err)
 	}
 }
+
+// A paused sandbox stays in RAM for its time, and once memory is low it does not.
+func TestMemoryLowStores(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	var low atomic.Bool
+	n, _ := m.node(func(c *Config) { c.StoreAfter, c.MemoryLow = time.Hour, low.Load })
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	suspendMemory(t, n, s)
+	if stage := stageOf(n, s); stage != journal.Paused {
+		t.Fatalf("it is %s", stage)
+	}
+	low.Store(true)
+	awaitStored(t, n, s)
+	resume(t, n, s)
+	p.continues(n)
+}

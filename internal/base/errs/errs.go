@@ -32,12 +32,15 @@ var (
 	ErrTooLarge = errors.New("too large")
 	// ErrTimeout means that the time limit has passed.
 	ErrTimeout = errors.New("timeout")
+	// ErrBadGateway means that a program which a tenant controls, such as the agent of a sandbox, gave no valid answer: the server
+	// is not at fault.
+	ErrBadGateway = errors.New("bad gateway")
 )
 
 // kinds orders the kinds for Kind; the first that matches wins.
 var kinds = []error{
 	ErrNotFound, ErrConflict, ErrInvalid, ErrExhausted, ErrUnavailable,
-	ErrUnauthenticated, ErrForbidden, ErrTooLarge, ErrTimeout,
+	ErrUnauthenticated, ErrForbidden, ErrTooLarge, ErrTimeout, ErrBadGateway,
 }
 
 // Kind returns the kind that err wraps, or nil if it wraps none. An edge's

@@ -13,7 +13,7 @@ import (
 func TestKind(t *testing.T) {
 	for _, kind := range []error{
 		errs.ErrNotFound, errs.ErrConflict, errs.ErrInvalid, errs.ErrExhausted, errs.ErrUnavailable,
-		errs.ErrUnauthenticated, errs.ErrForbidden, errs.ErrTooLarge, errs.ErrTimeout,
+		errs.ErrUnauthenticated, errs.ErrForbidden, errs.ErrTooLarge, errs.ErrTimeout, errs.ErrBadGateway,
 	} {
 		t.Run(kind.Error(), func(t *testing.T) {
 			wrapped := errs.Public(fmt.Errorf("read sandbox x: %w", kind), "no such luck")

@@ -11,6 +11,7 @@ package agentclient
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,6 +46,8 @@ const (
 	openTimeout = 2 * time.Second
 	// wakeTimeout bounds the answer of an agent that is woken. After it, the claim opens a connection of its own.
 	wakeTimeout = 250 * time.Millisecond
+	// answerTimeout bounds what an agent is asked for a client's request: one that a tenant has replaced may be silent.
+	answerTimeout = 5 * time.Second
 )
 
 // Config is what New needs.
@@ -55,6 +58,8 @@ type Config struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Verifier nil: an address leads to its sandbox.
 	Verifier Verifier
+	// AnswerTimeout bounds Stats, StatsHistory and Logs. Default 5 s.
+	AnswerTimeout time.Duration
 }
 
 // Verifier verifies which sandbox is at the other end of a new connection to an agent; identity.Verifier implements it.
@@ -74,6 +79,7 @@ type Client struct {
 	transport *http.Transport
 	wanted    chan *agents.Sandbox
 	openIn    time.Duration // openTimeout; tests are more patient
+	answerIn  time.Duration
 
 	wakes sync.WaitGroup
 
@@ -113,7 +119,10 @@ func (s sender) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // New opens nothing.
 func New(cfg Config) *Client {
-	b := &Client{tokens: cfg.Tokens, dial: cfg.Dial, verifier: cfg.Verifier, wanted: make(chan *agents.Sandbox, maxOpen), openIn: openTimeout, open: map[types.UID]opened{}}
+	b := &Client{
+		tokens: cfg.Tokens, dial: cfg.Dial, verifier: cfg.Verifier, wanted: make(chan *agents.Sandbox, maxOpen), openIn: openTimeout,
+		answerIn: cmp.Or(cfg.AnswerTimeout, answerTimeout), open: map[types.UID]opened{},
+	}
 	if b.dial == nil {
 		b.dial = (&net.Dialer{Timeout: time.Second}).DialContext
 	}
@@ -181,49 +190,79 @@ func (b *Client) awaitWoken(ctx context.Context, uid types.UID) {
 	}
 }
 
-// Stats returns what a running sandbox uses now.
-func (b *Client) Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, error) {
-	agent, err := b.Agent(s)
-	if err != nil {
-		return envd.Metrics{}, err
-	}
-	return agent.Metrics(ctx)
+// Stats returns what a running sandbox uses now. Errors are those of AnswerError.
+func (b *Client) Stats(ctx context.Context, s *agents.Sandbox) (m envd.Metrics, err error) {
+	err = b.ask(ctx, s, func(ctx context.Context, agent *envd.Client) error {
+		m, err = agent.Metrics(ctx)
+		return err
+	})
+	return m, err
 }
 
 // StatsHistory returns what a running sandbox has used since a time in the last hour, oldest first, and last what it uses now. From an
-// agent that keeps no history it returns the last alone.
-func (b *Client) StatsHistory(ctx context.Context, s *agents.Sandbox, since time.Time) ([]envd.Metrics, error) {
-	agent, err := b.Agent(s)
-	if err != nil {
-		return nil, err
-	}
-	all, err := agent.MetricsHistory(ctx, since)
-	if answer, refused := errors.AsType[*envd.Error](err); err != nil && (!refused || answer.Status != http.StatusNotFound) {
-		return nil, err
-	}
-	now, err := agent.Metrics(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return append(all, now), nil
+// agent that keeps no history it returns the last alone. Errors are those of AnswerError.
+func (b *Client) StatsHistory(ctx context.Context, s *agents.Sandbox, since time.Time) (all []envd.Metrics, err error) {
+	err = b.ask(ctx, s, func(ctx context.Context, agent *envd.Client) error {
+		history, err := agent.MetricsHistory(ctx, since)
+		if answer, refused := errors.AsType[*envd.Error](err); err != nil && (!refused || answer.Status != http.StatusNotFound) {
+			return err
+		}
+		now, err := agent.Metrics(ctx)
+		if err == nil {
+			all = append(history, now)
+		}
+		return err
+	})
+	return all, err
 }
 
-// Logs returns the log lines of a container, the first one if empty, that are not older than since, oldest first.
+// Logs returns the log lines of a container, the first one if empty, that are not older than since, oldest first. Errors are those of
+// AnswerError.
 func (b *Client) Logs(ctx context.Context, s *agents.Sandbox, container string, since time.Time) (lines []envd.LogLine, err error) {
-	agent, err := b.Agent(s)
-	if err == nil && container != "" {
-		agent, err = agent.Container(container)
-	}
-	if err != nil {
-		return nil, err
-	}
-	err = agent.Logs(ctx, "", false, func(l envd.LogLine) error {
-		if !l.Timestamp.Before(since) {
-			lines = append(lines, l)
+	err = b.ask(ctx, s, func(ctx context.Context, agent *envd.Client) error {
+		if container != "" {
+			if agent, err = agent.Container(container); err != nil {
+				return err
+			}
 		}
-		return nil
+		return agent.Logs(ctx, "", false, func(l envd.LogLine) error {
+			if !l.Timestamp.Before(since) {
+				lines = append(lines, l)
+			}
+			return nil
+		})
 	})
 	return lines, err
+}
+
+// ask has a question end in time, and gives its error a kind.
+func (b *Client) ask(ctx context.Context, s *agents.Sandbox, question func(ctx context.Context, agent *envd.Client) error) error {
+	agent, err := b.Agent(s)
+	if err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(ctx, b.answerIn)
+	defer cancel()
+	err = question(bounded, agent)
+	if ctx.Err() != nil {
+		return err
+	}
+	return AnswerError(err)
+}
+
+// AnswerError gives an error of a call to an agent a kind, since a tenant may have replaced the agent: errs.ErrTimeout for a silent one,
+// errs.ErrUnavailable where the agent says so, errs.ErrBadGateway for all else. The end of the caller's own context is not for it.
+func AnswerError(err error) error {
+	answer := envd.ErrorOf(err)
+	switch {
+	case err == nil || errs.Kind(err) != nil:
+		return err
+	case errors.Is(err, context.DeadlineExceeded):
+		return errs.Public(fmt.Errorf("%w: %w", errs.ErrTimeout, err), "the sandbox's agent did not answer in time")
+	case answer != nil && answer.Status == http.StatusServiceUnavailable: // restored from a checkpoint meanwhile
+		return fmt.Errorf("%w: %w", errs.ErrUnavailable, err)
+	}
+	return fmt.Errorf("%w: %w", errs.ErrBadGateway, err)
 }
 
 // Agent returns a client of a sandbox's agent. A sandbox without an address is an errs.ErrUnavailable.

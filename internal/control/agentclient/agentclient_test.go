@@ -3,6 +3,7 @@ package agentclient
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -11,12 +12,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
@@ -332,6 +335,47 @@ func TestStatsHistory(t *testing.T) {
 		if len(all) != c.want || (err != nil) != (c.want == 0) {
 			t.Errorf("%d: %+v, %v", c.status, all, err)
 		}
+	}
+}
+
+// TestSilentAgent has an agent that answers nothing: clients' requests end within seconds, and the server is not at fault.
+func TestSilentAgent(t *testing.T) {
+	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, ask := range map[string]func(ctx context.Context, b *Client) error{
+		"metrics": func(ctx context.Context, b *Client) error { _, err := b.Stats(ctx, spare("a")); return err },
+		"history": func(ctx context.Context, b *Client) error {
+			_, err := b.StatsHistory(ctx, spare("a"), time.Time{})
+			return err
+		},
+		"logs": func(ctx context.Context, b *Client) error {
+			_, err := b.Logs(ctx, spare("a"), "", time.Time{})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := New(Config{Tokens: tokens, Dial: func(context.Context, string, string) (net.Conn, error) {
+					here, there := net.Pipe()
+					go func() { _, _ = io.Copy(io.Discard, there) }()
+					return here, nil
+				}})
+				begin := time.Now()
+				if err := ask(t.Context(), b); !errors.Is(err, errs.ErrTimeout) {
+					t.Errorf("%v", err)
+				}
+				if took := time.Since(begin); took != 5*time.Second {
+					t.Errorf("ended after %s", took)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if err := ask(ctx, b); !errors.Is(err, context.DeadlineExceeded) || errs.Kind(err) != nil {
+					t.Errorf("the caller's own limit: %v", err)
+				}
+			})
+		})
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/barchan-dev/barchan/internal/base/auditlog"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/tenancy"
 )
 
 // auditPolicy selects the writes and the streams into sandboxes of people and tenants. It never asks for bodies.
@@ -46,7 +47,7 @@ func (s auditSink) ProcessEvents(events ...*auditinternal.Event) bool {
 
 func auditEntry(e *auditinternal.Event) auditlog.Entry {
 	out := auditlog.Entry{Time: e.RequestReceivedTimestamp.Time, By: auditlog.ByUser, Name: e.User.Username, Action: e.Verb}
-	if key := e.User.Extra[extraKey]; len(key) == 1 {
+	if key := e.User.Extra[tenancy.ExtraKey]; len(key) == 1 {
 		out.By, out.Name = auditlog.ByKey, key[0]
 	}
 	if uri, err := url.ParseRequestURI(e.RequestURI); err == nil { // exec has the command in its query

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/tenancy"
 )
 
 func userInfo(name string) user.Info {
@@ -25,7 +26,7 @@ func userInfo(name string) user.Info {
 
 // newAuthenticator recognizes the in-process transports by the request's context, users by their
 // tokens, and tenants by their API keys; keys may be nil. A wrong token is refused, not anonymous.
-func newAuthenticator(userTokens map[string]string, keys KeyFunc) authenticator.Request {
+func newAuthenticator(userTokens map[string]string, keys tenancy.KeyFunc) authenticator.Request {
 	anonymous := &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}
 	users := map[[sha256.Size]byte]user.Info{} // a hash found by its time says nothing of the token
 	for name, token := range userTokens {
@@ -45,7 +46,7 @@ func newAuthenticator(userTokens map[string]string, keys KeyFunc) authenticator.
 		case err != nil:
 			return nil, false, fmt.Errorf("look up API key: %w", err)
 		}
-		return &authenticator.Response{User: tenant.userInfo()}, true, nil
+		return &authenticator.Response{User: tenant.User()}, true, nil
 	}))
 	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
 		if u, ok := userFromTransport(req.Context()); ok {

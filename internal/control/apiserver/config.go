@@ -14,6 +14,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver/etcd"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/pods"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/registry"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/tenancy"
 )
 
 // Config configures a server. DataDir is required.
@@ -22,12 +23,14 @@ type Config struct {
 	DataDir string
 	// Listen is the host:port to serve TLS at. Empty: no listener, in-process clients only.
 	Listen string
+	// Limit bounds what one client has open of the listener; nil: nothing does.
+	Limit func(net.Listener) net.Listener
 	// Etcd stores the objects.
 	Etcd etcd.Config
 	// Node writes credentials of UserNode too, for a node in a process of its own.
 	Node bool
 	// Keys authenticates tenants' API keys as bearer tokens for their namespace; nil: none is valid.
-	Keys KeyFunc
+	Keys tenancy.KeyFunc
 	// Pods does the work of Pods, which are views of Sandboxes; nil: there are no Pods.
 	Pods pods.Runtime
 	// Forwarded is the REST API, for requests that a replica forwards with the administrator's credentials; nil: there are none.

@@ -11,7 +11,7 @@
 // [Config.Listen] with the kubeconfig that [Server.AdminKubeconfig] names.
 //
 // Its parts: kinds describes what is served, registry stores it in etcd, pods shows Sandboxes as
-// Pods, gc deletes, and liblog has the libraries' logs.
+// Pods, tenancy bounds what API keys write and have in progress, gc deletes, and liblog has the libraries' logs.
 //
 // Locks: Server.mu serializes start and stop; nothing else is locked under it but a response.
 package apiserver

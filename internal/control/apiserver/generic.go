@@ -35,6 +35,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver/kinds"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/pods"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/registry"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/tenancy"
 )
 
 const (
@@ -50,7 +51,7 @@ type engine struct {
 	registry *registry.Registry
 	admitted registry.AdmissionFunc // the configured one; may be nil
 	audit    *auditlog.Log          // nil: nothing is recorded
-	keys     KeyFunc                // nil: there are none
+	keys     tenancy.KeyFunc        // nil: there are none
 	remote   http.Handler           // for requests from the network
 	inside   http.Handler           // for those of the in-process transport
 }
@@ -90,7 +91,7 @@ func build(cfg *Config, options func(schema.GroupResource, runtime.Codec, bool) 
 
 // admit limits what a tenant writes, beside the configured admission.
 func (e *engine) admit(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-	list := append(endsInTime(ctx, e.registry, obj), fitsNamespace(ctx, e.registry, obj)...)
+	list := append(tenancy.EndsInTime(ctx, e.registry, obj), tenancy.FitsNamespace(ctx, e.registry, obj)...)
 	if e.admitted != nil {
 		list = append(list, e.admitted(ctx, obj, old)...)
 	}
@@ -151,11 +152,12 @@ func (e *engine) buildChains(api http.Handler, c *genericapiserver.Config) http.
 	e.inside = outer(deadline(authenticated(authorized)))
 
 	h := genericfilters.WithMaxInFlightLimit(authorized, c.MaxRequestsInFlight, c.MaxMutatingRequestsInFlight, c.LongRunningFunc)
+	h = tenancy.WithShares(h, c.LongRunningFunc)
 	h = impersonation.WithImpersonation(h, c.Authorization.Authorizer, c.Serializer)
 	if e.audit != nil {
 		h = genericapifilters.WithAudit(h, auditSink{e.audit}, auditPolicy{}, c.LongRunningFunc)
 	}
-	h = withStreamsEnded(authenticated(h), e.keys, c.LongRunningFunc)
+	h = tenancy.WithStreamsEnded(authenticated(h), e.keys, c.LongRunningFunc)
 	h = genericfilters.WithTimeoutForNonLongRunningRequests(h, c.LongRunningFunc)
 	e.remote = outer(deadline(h))
 	return e.remote

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -107,6 +108,37 @@ func TestTransportWatch(t *testing.T) {
 		_ = resp.Body.Close()
 		<-ended
 	})
+}
+
+// A watch that has been read to its end keeps no large buffer; what comes later arrives as before.
+func TestTransportWatchReleasesItsBuffer(t *testing.T) {
+	next := make(chan int)
+	s := serverOf(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.(http.Flusher).Flush()
+		for size := range next {
+			_, _ = w.Write(bytes.Repeat([]byte{'x'}, size))
+		}
+	})
+	resp, err := send(t.Context(), s, "/?watch=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeBody(resp)
+	defer close(next)
+	for _, size := range []int{keptBuffer / 2, 4 * keptBuffer, 1, watchBuffer, 1} {
+		next <- size
+		got := make([]byte, size)
+		if _, err := io.ReadFull(resp.Body, got); err != nil || got[size-1] != 'x' {
+			t.Fatalf("read %d bytes: %v", size, err)
+		}
+		body := resp.Body.(*memResponse)
+		body.mu.Lock()
+		kept := body.buf.Cap()
+		body.mu.Unlock()
+		if kept > keptBuffer {
+			t.Errorf("a buffer of %d bytes is kept after %d", kept, size)
+		}
+	}
 }
 
 func TestTransportWatchCancelled(t *testing.T) {

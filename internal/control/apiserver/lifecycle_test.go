@@ -357,3 +357,25 @@ func TestFilesArePrivate(t *testing.T) {
 		t.Error("Addr = nil for a listening server")
 	}
 }
+
+// TestHeadsOfStrangers requires that the listener is the limited one, and that no client can have it keep large heads of requests.
+func TestHeadsOfStrangers(t *testing.T) {
+	limited := false
+	s := start(t, func(c *apiserver.Config) {
+		c.Limit = func(l net.Listener) net.Listener { limited = true; return l }
+	})
+	if !limited {
+		t.Error("the listener is not limited")
+	}
+	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}}).DialContext(t.Context(), "tcp", s.Addr().String()) //nolint:gosec // a test
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(eventually.Patience))
+	_, _ = io.WriteString(conn, "GET /api HTTP/1.1\r\nHost: x\r\nX-A: "+strings.Repeat("a", 100<<10)+"\r\n\r\n")
+	status := make([]byte, len("HTTP/1.1 431"))
+	if _, err := io.ReadFull(conn, status); string(status) != "HTTP/1.1 431" {
+		t.Errorf("a head of 100 KiB: %q, %v", status, err)
+	}
+}

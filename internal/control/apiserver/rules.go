@@ -14,6 +14,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/tenancy"
 )
 
 // The users. Any other is anonymous.
@@ -51,9 +52,9 @@ var (
 // namespace. They do not write status, which has addresses, nor warm pools, whose members
 // no quota counts. What the node may change of an object is less than the verbs say: see isNode.
 func rules() []rule {
-	admins := []string{groupOf(barchan.ScopeAdmin)}
-	managers := append([]string{groupOf(barchan.ScopeManage)}, admins...)
-	tenants := append([]string{groupOf(barchan.ScopeUse)}, managers...)
+	admins := []string{tenancy.Group(barchan.ScopeAdmin)}
+	managers := append([]string{tenancy.Group(barchan.ScopeManage)}, admins...)
+	tenants := append([]string{tenancy.Group(barchan.ScopeUse)}, managers...)
 	known := append([]string{UserAdmin, UserController, UserNode}, tenants...)
 	return []rule{
 		{users: append([]string{user.Anonymous}, known...), verbs: []string{"get", "head"}, paths: []string{
@@ -113,8 +114,8 @@ func newAuthorizer() authorizer.Authorizer {
 	}
 	return authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		name := a.GetUser().GetName()
-		if t, ok := tenantOf(a.GetUser()); ok {
-			name = groupOf(t.Scope)
+		if t, ok := tenancy.OfUser(a.GetUser()); ok {
+			name = tenancy.Group(t.Scope)
 			if a.IsResourceRequest() && a.GetNamespace() != t.Namespace {
 				return authorizer.DecisionDeny, fmt.Sprintf("the API key is good for namespace %s alone", t.Namespace), nil
 			}
@@ -124,7 +125,7 @@ func newAuthorizer() authorizer.Authorizer {
 				return authorizer.DecisionAllow, "", nil
 			}
 		}
-		if t, ok := tenantOf(a.GetUser()); ok {
+		if t, ok := tenancy.OfUser(a.GetUser()); ok {
 			return authorizer.DecisionDeny, fmt.Sprintf("the API key has the scope %s, which does not include it", t.Scope), nil
 		}
 		return authorizer.DecisionDeny, fmt.Sprintf("%s has no rule for it", name), nil

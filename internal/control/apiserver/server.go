@@ -27,7 +27,10 @@ import (
 const (
 	lockFile          = "apiserver.lock"
 	readHeaderTimeout = 30 * time.Second
-	drainTimeout      = 5 * time.Second
+	// idleTimeout and maxHead bound what strangers can keep: connections, and heads of requests that are begun.
+	idleTimeout  = 3 * time.Minute
+	maxHead      = 64 << 10
+	drainTimeout = 5 * time.Second
 	// stuckStopTimeout limits an orderly stop while the embedded etcd is stuck.
 	stuckStopTimeout = 2 * time.Second
 )
@@ -54,6 +57,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
+	cfg.Etcd.Share = shareParts()
 	return &Server{cfg: cfg, log: cfg.Log.With(telemetry.Component, "apiserver"), failed: make(chan error, 4), lost: make(chan struct{})}, nil
 }
 
@@ -283,6 +287,9 @@ func (s *Server) openFrontLocked(ctx context.Context) (f front, err error) {
 	if f.listener, err = lc.Listen(ctx, "tcp", s.cfg.Listen); err != nil {
 		return f, fmt.Errorf("listen: %w", err)
 	}
+	if s.cfg.Limit != nil {
+		f.listener = s.cfg.Limit(f.listener)
+	}
 	s.undo = append(s.undo, func() { _ = f.listener.Close() })
 	dir := filepath.Join(s.cfg.DataDir, pkiDir)
 	if f.certs, err = localca.Open(localca.Config{Dir: dir, Names: certificateNames(s.cfg.Listen)}); err != nil {
@@ -312,6 +319,9 @@ func (s *Server) serveLocked(run context.Context, f front) error {
 	hs := &http.Server{
 		Handler:           remote,
 		ReadHeaderTimeout: readHeaderTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHead,
+		HTTP2:             &http.HTTP2Config{MaxReceiveBufferPerConnection: 256 << 10, MaxReceiveBufferPerStream: 64 << 10},
 		ErrorLog:          slog.NewLogLogger(liblog.Lower(s.log), slog.LevelInfo),
 		BaseContext:       func(net.Listener) context.Context { return run },
 		TLSConfig:         f.certs.TLSConfig(),

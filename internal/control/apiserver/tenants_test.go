@@ -19,21 +19,22 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/tenancy"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // withKeys has two tenants, one with a key that expires.
 func withKeys(c *apiserver.Config) {
-	c.Keys = func(_ context.Context, secret string) (apiserver.Tenant, error) {
+	c.Keys = func(_ context.Context, secret string) (tenancy.Tenant, error) {
 		switch secret {
 		case "e2b_short":
-			return apiserver.Tenant{Namespace: "acme", Key: "short"}, nil
+			return tenancy.Tenant{Namespace: "acme", Key: "short"}, nil
 		case "e2b_endless":
-			return apiserver.Tenant{Namespace: "acme", Key: "endless"}, nil
+			return tenancy.Tenant{Namespace: "acme", Key: "endless"}, nil
 		case "e2b_use", "e2b_manage":
-			return apiserver.Tenant{Namespace: "acme", Key: "endless", Scope: barchan.KeyScope(strings.TrimPrefix(secret, "e2b_"))}, nil
+			return tenancy.Tenant{Namespace: "acme", Key: "endless", Scope: barchan.KeyScope(strings.TrimPrefix(secret, "e2b_"))}, nil
 		}
-		return apiserver.Tenant{}, errs.ErrUnauthenticated
+		return tenancy.Tenant{}, errs.ErrUnauthenticated
 	}
 }
 

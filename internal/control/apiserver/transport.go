@@ -16,6 +16,9 @@ import (
 // watchBuffer limits the unread bytes of a watch; the server waits beyond it.
 const watchBuffer = 1 << 20
 
+// keptBuffer is the greatest empty buffer that a watch keeps for its next events: the first list would leave it a MiB for life.
+const keptBuffer = 16 << 10
+
 // userKey is the context key of the in-process transport's user. Requests from the network never
 // set it.
 type userKey struct{}
@@ -179,7 +182,11 @@ func (w *memResponse) Read(p []byte) (int, error) {
 		return 0, http.ErrBodyReadAfterClose
 	case w.buf.Len() > 0:
 		w.cond.Broadcast()
-		return w.buf.Read(p)
+		n, err := w.buf.Read(p)
+		if w.buf.Len() == 0 && w.buf.Cap() > keptBuffer {
+			w.buf = bytes.Buffer{}
+		}
+		return n, err
 	default:
 		return 0, w.err
 	}

@@ -84,7 +84,7 @@ type SandboxConfig struct {
 	Sources []source.Source
 	// Events records Kubernetes events; nil records none.
 	Events events.EventRecorder
-	// Workers is the number of concurrent reconciles, and Share how many of them one namespace may have. Defaults 64 and 16.
+	// Workers is the number of concurrent reconciles, and Share how many of them one namespace may have, see Fits. Defaults 64 and 16.
 	Workers, Share int
 	// Starts bounds concurrent starts of pool members. Default half the processors, at least 1: the others
 	// remain for claims.
@@ -105,7 +105,8 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 		return nil, fmt.Errorf("sandbox controller: Log, Client, Cache and Runner are required: %w", errs.ErrInvalid)
 	}
 	cfg.Log, cfg.Workers, cfg.Share = cfg.Log.With(telemetry.Component, "sandbox-controller"), cmp.Or(cfg.Workers, 64), cmp.Or(cfg.Share, 16)
-	members := newStartLimiter(cmp.Or(cfg.Starts, max(1, runtime.NumCPU()/2)), longestStart, nil)
+	starts := cmp.Or(cfg.Starts, max(1, runtime.NumCPU()/2))
+	members := newStartLimiter(func(own, _ int) bool { return own < starts }, longestStart, nil)
 	r := &sandboxReconciler{SandboxConfig: cfg, cache: cfg.Cache, members: members, refused: newRefusals()}
 	sources := []source.Source{
 		source.Kind(cfg.Cache, &agents.Sandbox{}, &handler.TypedEnqueueRequestForObject[*agents.Sandbox]{}),

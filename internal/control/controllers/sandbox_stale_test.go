@@ -164,7 +164,7 @@ func TestExpiredSandboxSaysWhyItEnded(t *testing.T) {
 // server is another server over the same API server, with a machine of its own.
 func (w *fixture) server(node string) (*sandboxReconciler, *machine) {
 	m := &machine{states: map[sandbox.Ref]sandbox.ContainerState{}, bound: map[sandbox.Ref][]corev1.EnvVar{}, limited: map[sandbox.Ref]*agents.EgressPolicy{}}
-	return &sandboxReconciler{SandboxConfig: SandboxConfig{Log: telemetry.Discard(), Client: w.client, Runner: m, Node: node}, cache: w.client, members: newStartLimiter(1, 0, nil), refused: newRefusals()}, m
+	return &sandboxReconciler{SandboxConfig: SandboxConfig{Log: telemetry.Discard(), Client: w.client, Runner: m, Node: node}, cache: w.client, members: newStartLimiter(func(own, _ int) bool { return own < 1 }, 0, nil), refused: newRefusals()}, m
 }
 
 // A sandbox is driven by the node that its status names, and by no other.

@@ -156,7 +156,7 @@ func newFixture(t *testing.T, s *agents.Sandbox) *fixture {
 	m := &machine{
 		states: map[sandbox.Ref]sandbox.ContainerState{}, bound: map[sandbox.Ref][]corev1.EnvVar{}, limited: map[sandbox.Ref]*agents.EgressPolicy{},
 	}
-	return &fixture{t, c, m, &sandboxReconciler{SandboxConfig: SandboxConfig{Log: telemetry.Discard(), Client: c, Runner: m, Node: "n1"}, cache: c, members: newStartLimiter(1, 0, nil), refused: newRefusals()}}
+	return &fixture{t, c, m, &sandboxReconciler{SandboxConfig: SandboxConfig{Log: telemetry.Discard(), Client: c, Runner: m, Node: "n1"}, cache: c, members: newStartLimiter(func(own, _ int) bool { return own < 1 }, 0, nil), refused: newRefusals()}}
 }
 
 // settle reconciles until nothing changes any more and returns the object, nil once it is gone.

@@ -3,6 +3,8 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -62,7 +64,7 @@ func testMemberStartWaits(t *testing.T) {
 
 // Members start in order, at most limit at once; a deleted one blocks no other.
 func TestStartLimiter(t *testing.T) {
-	l := newStartLimiter(2, 0, nil)
+	l := newStartLimiter(func(own, _ int) bool { return own < 2 }, 0, nil)
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
 	defer queue.ShutDown()
 	if err := l.source().Start(t.Context(), queue); err != nil {
@@ -109,7 +111,7 @@ func TestStartLimiter(t *testing.T) {
 // A start that takes long, because a registry hardly answers, stops no other for longer than that.
 func TestStartLimiterForgetsLongStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newStartLimiter(1, time.Minute, nil)
+		l := newStartLimiter(func(own, _ int) bool { return own < 1 }, time.Minute, nil)
 		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
 		defer queue.ShutDown()
 		if err := l.source().Start(t.Context(), queue); err != nil {
@@ -132,7 +134,122 @@ func TestStartLimiterForgetsLongStarts(t *testing.T) {
 	})
 }
 
-// TestNamespaceHasAShareOfTheWorkers has one namespace with more work that hangs than there are workers for it.
+// hogs is a model of a controller: reconciles of hostile namespaces never end, unless the test ends one.
+type hogs struct {
+	*startLimiter
+	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
+}
+
+func newHogs(t *testing.T, workers, share int) hogs {
+	t.Helper()
+	l := newStartLimiter(func(own, all int) bool { return Fits(own, all, workers, share) }, 0, func(key types.NamespacedName) string { return key.Namespace })
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+	t.Cleanup(queue.ShutDown)
+	if err := l.source().Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	return hogs{l, queue}
+}
+
+// begin takes all workers that a namespace gets, and returns how many.
+func (h hogs) begin(namespace string) (got int) {
+	for i := range 100 { // some wait
+		if h.acquire(types.NamespacedName{Namespace: namespace, Name: fmt.Sprint(i)}) {
+			got++
+		}
+	}
+	return got
+}
+
+// TestTenantsThatActTogether has more and more namespaces take all workers that they get, and keep them.
+func TestTenantsThatActTogether(t *testing.T) {
+	for name, c := range map[string]struct{ workers, share int }{
+		"sandboxes": {64, 16}, "checkpoints": {16, 3}, "builds": {4, 2}, "a cluster": {64, 32},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHogs(t, c.workers, c.share)
+			if got := h.begin("hog 0"); got != c.share {
+				t.Errorf("alone a namespace got %d workers, its share is %d", got, c.share)
+			}
+			for n := 1; n <= Reserve; n++ {
+				quiet := types.NamespacedName{Namespace: "quiet", Name: "s"}
+				if !h.acquire(quiet) {
+					t.Fatalf("%d namespaces keep another from its first worker", n)
+				}
+				h.release(quiet)
+				h.begin(fmt.Sprint("hog ", n))
+			}
+			h.mu.Lock()
+			if most := c.workers + Reserve; h.all > most {
+				t.Errorf("%d are active, there are %d workers", h.all, most)
+			}
+			h.mu.Unlock()
+			if h.begin("last") != 1 {
+				t.Error("a namespace got a second worker beyond the configured number")
+			}
+		})
+	}
+}
+
+// TestFewTenantsLeaveMoreThanOne: four namespaces once had all workers.
+func TestFewTenantsLeaveMoreThanOne(t *testing.T) {
+	h := newHogs(t, 64, 16)
+	for i := range 4 {
+		h.begin(fmt.Sprint("hog ", i))
+	}
+	if got := h.begin("quiet"); got < 5 {
+		t.Errorf("beside four namespaces another gets %d workers", got)
+	}
+}
+
+// TestWorkersGoToThoseWithFewest ends reconciles at random. None that waits is forgotten, the rule always holds, and a namespace that
+// waits has a worker.
+func TestWorkersGoToThoseWithFewest(t *testing.T) {
+	const workers, share, namespaces, each = 16, 4, 9, 40
+	h, random := newHogs(t, workers, share), rand.New(rand.NewPCG(15, 0))
+	var active []types.NamespacedName
+	for i := range each {
+		for n := range namespaces {
+			if key := (types.NamespacedName{Namespace: fmt.Sprint(n), Name: fmt.Sprint(i)}); h.acquire(key) {
+				active = append(active, key)
+			}
+		}
+	}
+	for ended := range namespaces * each {
+		if len(active) == 0 {
+			t.Fatalf("after %d ends nothing is active", ended)
+		}
+		i := random.IntN(len(active))
+		key := active[i]
+		active = slices.Delete(active, i, i+1)
+		h.release(key)
+		for h.queue.Len() > 0 {
+			next, _ := h.queue.Get()
+			h.queue.Done(next)
+			if !h.acquire(next.NamespacedName) {
+				t.Fatalf("%s was enqueued without a worker", next)
+			}
+			active = append(active, next.NamespacedName)
+		}
+		h.mu.Lock()
+		if len(active) != h.all || h.all > workers+namespaces {
+			t.Fatalf("%d are active, the limiter has %d", len(active), h.all)
+		}
+		for name, g := range h.groups {
+			if len(g.active) == 0 {
+				t.Fatalf("namespace %s waits without a worker", name)
+			}
+		}
+		h.mu.Unlock()
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(active) != 0 || len(h.groups) != 0 || h.all != 0 {
+		t.Errorf("left behind: %v, %v, %d", active, h.groups, h.all)
+	}
+}
+
+// TestNamespaceHasAShareOfTheWorkers has namespaces with more work that hangs than there are workers for it.
 func TestNamespaceHasAShareOfTheWorkers(t *testing.T) {
 	const workers, share = 3, 2
 	began, finish := make(chan string), make(chan struct{})
@@ -155,18 +272,20 @@ func TestNamespaceHasAShareOfTheWorkers(t *testing.T) {
 	enqueue := func(namespace, name string) {
 		requests <- event.TypedGenericEvent[*agents.Sandbox]{Object: &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}}
 	}
+	got := map[string]int{}
 	for i := range workers {
 		enqueue("hog", fmt.Sprint(i))
 	}
-	enqueue("other", "s")
-	got := map[string]int{}
-	for range workers {
+	for range share {
 		got[<-began]++
 	}
-	if got["hog"] != share || got["other"] != 1 {
+	for n := range workers { // more in all than there are workers
+		enqueue(fmt.Sprint("other ", n), "s")
+		got[<-began]++
+	}
+	if got["hog"] != share || len(got) != 1+workers {
 		t.Errorf("the workers are at %v", got)
 	}
-	finish <- struct{}{} // of the hog or of the other; then all can go on
 	close(finish)
 	if who := <-began; who != "hog" {
 		t.Errorf("%s follows", who)

@@ -21,8 +21,8 @@ type Work struct {
 	Log  *slog.Logger
 	// Workers is the number of concurrent reconciles.
 	Workers int
-	// Share is how many of them one namespace may have at once; zero: all. Agents, registries and stores of a tenant answer as late
-	// as they like, and other tenants must not wait for them.
+	// Share is how many of them one namespace may have at once while others have none, see Fits; zero: all. Agents, registries and
+	// stores of a tenant answer as late as they like, and other tenants must not wait for them.
 	Share      int
 	Reconciler reconcile.Reconciler
 	// RetryFirst and RetryMost bound the exponential backoff.
@@ -30,12 +30,18 @@ type Work struct {
 	Sources               []source.Source
 }
 
+// Reserve is how many workers there are beyond the configured ones: the first of so many namespaces. One without work costs a goroutine,
+// 4.5 KiB.
+const Reserve = 64
+
 // New returns a controller without a manager: its Start blocks until its context is done.
 // Its name need not be unique, because tests run several servers in one process.
 func New(w Work) (controller.Controller, error) {
 	if w.Share > 0 {
-		limiter := newStartLimiter(w.Share, 0, func(key types.NamespacedName) string { return key.Namespace })
-		w.Reconciler, w.Sources = shared{limiter, w.Reconciler}, append(w.Sources, limiter.source())
+		workers, share := w.Workers, w.Share
+		fits := func(own, all int) bool { return Fits(own, all, workers, share) }
+		limiter := newStartLimiter(fits, 0, func(key types.NamespacedName) string { return key.Namespace })
+		w.Reconciler, w.Sources, w.Workers = shared{limiter, w.Reconciler}, append(w.Sources, limiter.source()), workers+Reserve
 	}
 	unique := true
 	c, err := controller.NewUnmanaged(w.Name, controller.Options{

@@ -173,7 +173,7 @@ func (q *Quotas) hold(ctx context.Context, req Request, w *Waiter) (*Reservation
 		return nil, errs.Public(fmt.Errorf("%w: %w", errs.ErrExhausted, errNotFirst), fmt.Sprintf("queue of the namespace: %d requests wait for room", b.queue.Len()))
 	}
 	if !req.Paused {
-		if err := q.takeRateLocked(req.Namespace, limits.Creates); err != nil {
+		if err := q.takeNewLocked(req.Namespace, b, &limits); err != nil {
 			return nil, err
 		}
 	}
@@ -181,6 +181,34 @@ func (q *Quotas) hold(ctx context.Context, req Request, w *Waiter) (*Reservation
 	b.reservations[r] = struct{}{}
 	b.reserved.add(r.size, 1)
 	return r, nil
+}
+
+// MaxSandboxes bounds the sandboxes of a namespace that has limits, in any state: an object takes memory of the server also while
+// its sandbox is paused.
+const MaxSandboxes = 10_000
+
+// takeNewLocked counts a create against the rate of its namespace, and refuses one beyond MaxSandboxes.
+//
+// +checklocks:q.mu
+func (q *Quotas) takeNewLocked(namespace string, b *namespaceUsage, limits *Limits) error {
+	if n := b.running.Sandboxes + b.paused.Sandboxes + b.reserved.Sandboxes; n >= MaxSandboxes {
+		return errs.Public(errs.ErrExhausted, fmt.Sprintf("quota of the namespace: at most %d sandboxes, paused ones included; it has %d", MaxSandboxes, n))
+	}
+	return q.takeRateLocked(namespace, limits.Creates)
+}
+
+// AddPaused counts a new sandbox that is paused from the start, which uses nothing that has a limit but the server's memory. A refusal
+// is an errs.ErrExhausted.
+func (q *Quotas) AddPaused(ctx context.Context, namespace string) error {
+	limits, err := q.limits(ctx, namespace)
+	if err != nil || limits.none() {
+		return err
+	}
+	q.mu.Lock()
+	defer q.unlock()
+	b := q.usageLocked(namespace)
+	defer b.deleteIfEmpty(q.namespaces, namespace)
+	return q.takeNewLocked(namespace, b, &limits)
 }
 
 // Limits returns the limits of a namespace.

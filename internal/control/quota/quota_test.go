@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -235,4 +236,29 @@ func TestReservationLifecycle(t *testing.T) {
 	used("deleted", 0, 0)
 	q.Observe(running, nil)
 	used("deleted twice", 0, 0)
+}
+
+// TestSandboxesInAnyState: paused sandboxes count against a number too, also those that never ran, and their creates against the rate.
+func TestSandboxesInAnyState(t *testing.T) {
+	q, _ := newQuotas(t, quota.Limits{Creates: quota.AtMost(2)}, nil)
+	for i := range 2 * quota.Burst {
+		if err := q.AddPaused(t.Context(), team); err != nil {
+			t.Fatalf("create %d: %v", i, err)
+		}
+	}
+	if err := q.AddPaused(t.Context(), team); !errors.Is(err, errs.ErrExhausted) {
+		t.Errorf("beyond the rate: %v", err)
+	}
+
+	q, _ = newQuotas(t, quota.Limits{Sandboxes: quota.AtMost(10)}, nil)
+	for i := range quota.MaxSandboxes {
+		q.Observe(nil, box(strconv.Itoa(i), paused))
+	}
+	_, held := q.Hold(t.Context(), quota.Request{Namespace: team})
+	if err := q.AddPaused(t.Context(), team); !errors.Is(err, errs.ErrExhausted) || !errors.Is(held, errs.ErrExhausted) {
+		t.Errorf("one more: %v; %v", err, held)
+	}
+	if _, err := q.Hold(t.Context(), quota.Request{Namespace: team, Paused: true}); err != nil {
+		t.Errorf("a resume: %v", err)
+	}
 }

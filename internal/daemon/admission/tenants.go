@@ -5,6 +5,9 @@ package admission
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"math"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -15,8 +18,8 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/registry"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/tenancy"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
@@ -31,8 +34,10 @@ type Tenants struct {
 func (t Tenants) After(onHost registry.AdmissionFunc) registry.AdmissionFunc {
 	return func(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 		list := onHost(ctx, obj, old)
-		if tenant, ok := apiserver.TenantOf(ctx); ok && len(list) == 0 {
-			list = t.admitTenant(ctx, tenant, obj, old)
+		if tenant, ok := tenancy.Of(ctx); ok && len(list) == 0 {
+			if list = checkSize(obj, old); len(list) == 0 {
+				list = t.admitTenant(ctx, tenant, obj, old)
+			}
 			if len(list) == 0 {
 				list = t.checkObjects(ctx, tenant, obj, old)
 			}
@@ -41,9 +46,38 @@ func (t Tenants) After(onHost registry.AdmissionFunc) registry.AdmissionFunc {
 	}
 }
 
+// The sizes that an object of a tenant may have, as JSON. Caches have copies of each, and etcd has several revisions. Templates, and what
+// becomes one, have a bound on their number.
+const (
+	maxObject   = 64 << 10
+	maxTemplate = 512 << 10
+)
+
+// checkSize refuses an object that is too large, unless it was as large before.
+func checkSize(obj, old runtime.Object) field.ErrorList {
+	most := maxObject
+	switch obj.(type) {
+	case *extensions.SandboxTemplate, *barchan.TemplateBuild, *corev1.Secret:
+		most = maxTemplate
+	}
+	size := sizeOf(obj)
+	if size <= most || old != nil && size <= sizeOf(old) {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(field.NewPath("spec"), fmt.Sprintf("the object has %d bytes as JSON, and may have %d; put large values into files, or into the image", size, most))}
+}
+
+func sizeOf(obj runtime.Object) int {
+	text, err := json.Marshal(obj)
+	if err != nil {
+		return math.MaxInt
+	}
+	return len(text)
+}
+
 // admitTenant refuses a weaker isolation than the server's own choice, and what is beyond the
 // quota. The REST API has no field for the former, and asks for the latter itself.
-func (t Tenants) admitTenant(ctx context.Context, tenant apiserver.Tenant, obj, old runtime.Object) field.ErrorList {
+func (t Tenants) admitTenant(ctx context.Context, tenant tenancy.Tenant, obj, old runtime.Object) field.ErrorList {
 	switch o := obj.(type) {
 	case *extensions.SandboxTemplate:
 		return t.checkClass(&o.Spec.PodTemplate.Spec)
@@ -56,7 +90,13 @@ func (t Tenants) admitTenant(ctx context.Context, tenant apiserver.Tenant, obj, 
 			return list
 		}
 		runs := before != nil && before.Spec.OperatingMode != agents.ModeSuspended
-		if runs || o.Spec.OperatingMode == agents.ModeSuspended {
+		switch {
+		case before == nil && o.Spec.OperatingMode == agents.ModeSuspended:
+			if err := t.Quotas().AddPaused(ctx, tenant.Namespace); err != nil {
+				return forbidden(field.NewPath("spec"), err)
+			}
+			return nil
+		case runs || o.Spec.OperatingMode == agents.ModeSuspended:
 			return nil
 		}
 		hold, err := t.Quotas().Hold(ctx, quota.Request{
@@ -71,7 +111,7 @@ func (t Tenants) admitTenant(ctx context.Context, tenant apiserver.Tenant, obj, 
 }
 
 // checkObjects refuses an object beyond the number that the namespace may have, and a checkpoint beyond its stored bytes.
-func (t Tenants) checkObjects(ctx context.Context, tenant apiserver.Tenant, obj, old runtime.Object) field.ErrorList {
+func (t Tenants) checkObjects(ctx context.Context, tenant tenancy.Tenant, obj, old runtime.Object) field.ErrorList {
 	if was, isUpdate := old.(client.Object); isUpdate {
 		if _, counted := quota.KindOf(was); counted {
 			return nil
@@ -90,7 +130,7 @@ func (t Tenants) checkObjects(ctx context.Context, tenant apiserver.Tenant, obj,
 }
 
 // checkPauses refuses a pause with the memory, and a new timeout or idle policy that pauses, beyond the namespace's stored bytes.
-func (t Tenants) checkPauses(ctx context.Context, tenant apiserver.Tenant, o, before *agents.Sandbox) field.ErrorList {
+func (t Tenants) checkPauses(ctx context.Context, tenant tenancy.Tenant, o, before *agents.Sandbox) field.ErrorList {
 	spec := field.NewPath("spec")
 	if before != nil && before.Spec.OperatingMode != agents.ModeSuspended && o.Spec.OperatingMode == agents.ModeSuspended && quota.KeepsMemory(o.Spec.Barchan) {
 		if err := t.Quotas().CheckStored(ctx, tenant.Namespace); err != nil {

@@ -15,7 +15,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/tenancy"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
@@ -36,7 +36,7 @@ func TestTenantsKeepToNumbers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tenants, tenant := Tenants{Quotas: func() *quota.Quotas { return q }}, apiserver.Tenant{Namespace: "a"}
+	tenants, tenant := Tenants{Quotas: func() *quota.Quotas { return q }}, tenancy.Tenant{Namespace: "a"}
 	hook := &corev1.Secret{Type: barchan.WebhookSecretType}
 	hook.Labels = map[string]string{barchan.LabelWebhook: ""}
 	for _, o := range []client.Object{&extensions.SandboxTemplate{}, &barchan.Checkpoint{}, &barchan.TemplateBuild{}, &barchan.APIKey{}, hook} {
@@ -71,7 +71,7 @@ func TestTenantsKeepToStoredBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tenants, tenant := Tenants{Quotas: func() *quota.Quotas { return q }}, apiserver.Tenant{Namespace: "a"}
+	tenants, tenant := Tenants{Quotas: func() *quota.Quotas { return q }}, tenancy.Tenant{Namespace: "a"}
 	box := func(change func(*agents.SandboxSpec)) *agents.Sandbox {
 		s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "s"}}
 		s.Spec.Barchan = &agents.BarchanSpec{}

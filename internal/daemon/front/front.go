@@ -35,7 +35,7 @@ type Config struct {
 	// Early answers until a listener is opened.
 	Early http.Handler
 	Log   *slog.Logger
-	// ClientConnections bounds the connections of one client address, and ClientIdle the time of one without a request.
+	// ClientConnections bounds the connections of one client address, and its requests over HTTP/2, and ClientIdle the time of one without a request.
 	ClientConnections int
 	ClientIdle        time.Duration
 	// Drain is how long requests may continue when the listener stops.
@@ -49,7 +49,7 @@ func (c Config) Bind(ctx context.Context, key, addr string, tlsConfig *tls.Confi
 		return nil, err
 	}
 	f := &HTTP{listener: connlimit.New(ln, c.ClientConnections), drain: c.Drain, early: c.Early}
-	f.server = server.New(f, c.Log, c.ClientIdle, tlsConfig)
+	f.server = server.New(connlimit.Requests(f, c.ClientConnections), c.Log, c.ClientIdle, tlsConfig)
 	return f, nil
 }
 

@@ -281,6 +281,17 @@ func ReadMemory() (free, total int64, err error) {
 	return parseMemory(string(text))
 }
 
+// MemoryLow returns a function that reports whether less memory is free than a number of bytes; nil for 0. What cannot be read is not low.
+func MemoryLow(below int64) func() bool {
+	if below <= 0 {
+		return nil
+	}
+	return func() bool {
+		free, _, err := ReadMemory()
+		return err == nil && free < below
+	}
+}
+
 // Conditions returns the conditions of a gate for the administrator.
 func Conditions(g *health.Gate) (out []adminclient.Condition) {
 	for _, c := range g.Conditions() {

@@ -34,6 +34,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd/supervisor"
 	"github.com/barchan-dev/barchan/internal/node/disk"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/memstore"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/netdev/rates"
 	"github.com/barchan-dev/barchan/internal/node/oci"
@@ -127,6 +128,11 @@ func New(cfg *config.Config, log *slog.Logger, h Hooks) (_ *Machine, err error) 
 	return m, nil
 }
 
+// encryptsMemory reports whether new stored memory is encrypted.
+func encryptsMemory(cfg *config.Config) bool {
+	return cfg.MemoryEncryption == config.EncryptionOn || cfg.MemoryEncryption == config.EncryptionAuto && memstore.Cheap()
+}
+
 func (m *Machine) nodeConfig(cfg *config.Config, log *slog.Logger, h Hooks) (node.Config, error) {
 	runtimes, err := m.runtimes(cfg)
 	if err != nil {
@@ -146,11 +152,11 @@ func (m *Machine) nodeConfig(cfg *config.Config, log *slog.Logger, h Hooks) (nod
 			Rates:       rates.Limits{Bytes: uint64(cfg.SandboxBandwidth.Value()) / 8, Packets: uint64(cfg.SandboxPackets)}, Log: log,
 		},
 		InternalZones: cfg.InternalZones, CgroupParent: cfg.CgroupParent, EqualCPU: !cfg.AdaptiveCPU, DefaultDisk: cfg.SandboxDisk.Value(),
-		EncryptMemory: cfg.MemoryEncryption, MemoryKey: cfg.MemoryKey,
+		EncryptMemory: encryptsMemory(cfg), MemoryKey: cfg.MemoryKey,
 		DefaultLimits: oci.Limits{
 			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),
 		},
-		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.Exists, Objects: h.Objects, Log: log, Refuse: h.Health.Err, CheckSpace: hostcheck.CheckSpace(cfg), Journalled: h.Written, OnRepair: h.Repaired, Metrics: h.Metrics,
+		StoreAfter: cfg.StoreAfter, MemoryLow: hostcheck.MemoryLow(cfg.IdleMemory.Value()), ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.Exists, Objects: h.Objects, Log: log, Refuse: h.Health.Err, CheckSpace: hostcheck.CheckSpace(cfg), Journalled: h.Written, OnRepair: h.Repaired, Metrics: h.Metrics,
 		ImageRoom: h.ImageRoom, ImagePulled: h.ImagePulled, Event: h.Event, RemoteVolumes: m.remote,
 	}
 	if failpoint.Enabled {

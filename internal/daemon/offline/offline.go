@@ -62,7 +62,7 @@ func removeMachine(ctx context.Context, cfg config.Config, log *slog.Logger, rem
 	if err := memstore.Discard(filepath.Join(cfg.DataDir, "node")); err != nil {
 		return err
 	}
-	cfg.MemoryEncryption = false
+	cfg.MemoryEncryption = config.EncryptionOff
 	m, err := machine.New(&cfg, log, machine.Hooks{})
 	if err != nil {
 		return err

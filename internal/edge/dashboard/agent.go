@@ -3,7 +3,6 @@ package dashboard
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"mime"
 	"net/http"
@@ -18,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/signedurl"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/edge/e2b/request"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -27,6 +27,8 @@ import (
 const (
 	maxUpload  = 1 << 30
 	maxEntries = 5000
+	// portsTimeout bounds the wait for an agent, which a tenant may have replaced.
+	portsTimeout = 5 * time.Second
 )
 
 type port struct {
@@ -46,7 +48,9 @@ func (s *Server) ports(w http.ResponseWriter, r *http.Request, who caller) error
 	if err != nil {
 		return err
 	}
-	found, err := agent.Ports(r.Context())
+	ctx, cancel := context.WithTimeout(r.Context(), portsTimeout)
+	defer cancel()
+	found, err := agent.Ports(ctx)
 	if err != nil {
 		return agentError(err)
 	}
@@ -159,11 +163,12 @@ func agentError(err error) error {
 	if err == nil || errors.Is(err, errSent) || errs.Kind(err) != nil {
 		return err
 	}
+	kinded := agentclient.AnswerError(err)
 	e := envd.ErrorOf(err)
 	if e == nil {
-		return fmt.Errorf("%w: %w", errs.ErrUnavailable, err)
+		return kinded
 	}
-	kind := errs.ErrUnavailable
+	kind := errs.Kind(kinded)
 	switch e.Status {
 	case http.StatusNotFound:
 		kind = errs.ErrNotFound

@@ -263,7 +263,7 @@ func (s *Server) signIn(w http.ResponseWriter, r *http.Request) error {
 	if old, err := s.authenticate(r); err == nil {
 		s.sessions.End(old.session)
 	}
-	secret, err := s.sessions.Start(key)
+	secret, err := s.sessions.Start(who.Namespace, key)
 	if err != nil {
 		return err
 	}
@@ -276,10 +276,10 @@ func (s *Server) signIn(w http.ResponseWriter, r *http.Request) error {
 // link makes a ticket for the holder of a key, for a program: a browser's page of another origin cannot read the answer.
 func (s *Server) link(w http.ResponseWriter, r *http.Request) {
 	key := r.Header.Get("X-API-Key")
-	_, err := s.cfg.Keys.Authenticate(r.Context(), key)
+	who, err := s.cfg.Keys.Authenticate(r.Context(), key)
 	var secret string
 	if err == nil {
-		secret, err = s.sessions.Link(key)
+		secret, err = s.sessions.Link(who.Namespace, key)
 	}
 	if err != nil {
 		s.Fail(w, r, err)

@@ -9,7 +9,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-const maxSubscribers = 256
+// maxSubscribers bounds the pages of all namespaces, maxOfNamespace those of one.
+const (
+	maxSubscribers = 256
+	maxOfNamespace = 64
+)
 
 // hub passes changes of sandboxes on to the pages that are open.
 type hub struct {
@@ -42,7 +46,13 @@ func (h *hub) subscribe(namespace string) (*subscriber, error) {
 	p := &subscriber{namespace: namespace, wake: make(chan struct{}, 1), changed: map[types.UID]*agents.Sandbox{}}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.pages) >= maxSubscribers {
+	own := 0
+	for open := range h.pages {
+		if open.namespace == namespace {
+			own++
+		}
+	}
+	if len(h.pages) >= maxSubscribers || own >= maxOfNamespace {
 		return nil, errs.Public(errs.ErrExhausted, "too many pages are open; close some")
 	}
 	h.pages[p] = struct{}{}

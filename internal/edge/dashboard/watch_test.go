@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/edge/dashboard/timeline"
 )
@@ -105,6 +106,22 @@ func TestSlowPage(t *testing.T) {
 	}
 	if changed, gone := p.take(); len(changed) != 1 || len(gone) != 0 {
 		t.Errorf("%d changed, %d gone", len(changed), len(gone))
+	}
+}
+
+// TestPagesOfANamespace: one namespace cannot take all places for pages.
+func TestPagesOfANamespace(t *testing.T) {
+	h := newHub()
+	for range maxOfNamespace {
+		if _, err := h.subscribe("team"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := h.subscribe("team"); errs.Kind(err) != errs.ErrExhausted { //nolint:errorlint // a kind
+		t.Errorf("one too many: %v", err)
+	}
+	if _, err := h.subscribe("other"); err != nil {
+		t.Errorf("another namespace's: %v", err)
 	}
 }
 

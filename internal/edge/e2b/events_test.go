@@ -34,11 +34,16 @@ type eventFixture struct {
 	stop      func()
 }
 
-func newEventFixture(t *testing.T) *eventFixture {
+func newEventFixture(t *testing.T, change ...func(*manager.Config)) *eventFixture {
 	t.Helper()
 	e := &eventFixture{dir: t.TempDir()}
 	service := &webhooks.Service{Allowed: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}, Changed: func() { e.deliverer.Load().Changed() }}
-	e.fixture = newFixtureOf(t, func(c *manager.Config) { c.Webhooks, service.Quota = service, c.Quota })
+	e.fixture = newFixtureOf(t, func(c *manager.Config) {
+		c.Webhooks, service.Quota = service, c.Quota
+		for _, f := range change {
+			f(c)
+		}
+	})
 	service.Objects = e.cluster
 	e.start()
 	e.cluster.Watch(func(older, newer *agents.Sandbox) { e.recorder.Load().Observe(older, newer) })

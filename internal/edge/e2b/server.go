@@ -92,6 +92,7 @@ type Server struct {
 	domains  []string
 	domain   string
 	maxBody  int64
+	bodies   request.Bodies
 	mux      *http.ServeMux         // generated routes
 	refused  *http.ServeMux         // E2B's routes that no key may use
 	forward  *httputil.ReverseProxy // nil but in a replica
@@ -220,12 +221,28 @@ func (s *Server) serveRoute(w *telemetry.StatusRecorder, r *http.Request, route 
 		s.Fail(w, r, err)
 		return
 	}
-	if err := request.ReadBody(w, r, s.maxBody); err != nil {
+	done, err := s.bodies.Take(who.Namespace, r.ContentLength)
+	if err == nil {
+		defer done()
+		err = request.ReadBody(w, r, s.mostOf(route))
+	}
+	if err != nil {
 		s.Fail(w, r, err)
 		return
 	}
 	r = r.WithContext(request.WithCaller(r.Context(), who))
 	s.mux.ServeHTTP(w, r)
+}
+
+// maxSandbox bounds the bodies of requests about sandboxes: what they have becomes part of an object, which the server keeps in memory.
+const maxSandbox = 64 << 10
+
+// mostOf returns how large the body of a request may be.
+func (s *Server) mostOf(route string) int64 {
+	if strings.Contains(route, "/sandboxes") {
+		return min(s.maxBody, maxSandbox)
+	}
+	return s.maxBody
 }
 
 // authenticate finds out who sends a request, and whether it may use the route.

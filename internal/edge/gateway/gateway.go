@@ -77,6 +77,8 @@ type Config struct {
 	// SandboxRate limits the requests per second to a sandbox whose access policy sets no rate, with
 	// bursts of one second's worth. 0: unlimited.
 	SandboxRate float64
+	// MemoryLow reports whether sandboxes that traffic wakes are paused before the time of their idle policy; nil: never.
+	MemoryLow func() bool
 	// SandboxRequests limits the requests in progress to a sandbox, streams and WebSockets included. 0: unlimited.
 	SandboxRequests int
 	// KeyRate limits the API requests per second of one key. 0: unlimited.

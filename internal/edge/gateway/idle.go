@@ -19,7 +19,7 @@ func (g *Gateway) clock() time.Duration { return time.Since(g.born) }
 func (g *Gateway) WatchIdle(ctx context.Context, s idle.Suspender) error {
 	p := idle.Policy{
 		Suspender: s, Interval: g.cfg.idleInterval, Routes: g.cfg.Routes.All, Clock: g.clock, Actions: g.metrics.idle, Log: g.log,
-		Traffic: g.trafficOf,
+		Traffic: g.trafficOf, MemoryLow: g.cfg.MemoryLow,
 	}
 	return p.Watch(ctx)
 }

@@ -120,7 +120,9 @@ func readLines(log io.Reader, endless bool, each func(LogLine) error) error {
 	lines.Buffer(nil, maxLine)
 	for size := 0; lines.Scan(); {
 		var l LogLine
-		if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
+		if err := json.Unmarshal(lines.Bytes(), &l); lines.Err() != nil { // what came of the line before
+			break
+		} else if err != nil {
 			return fmt.Errorf("read log line: %w", err)
 		}
 		if size += len(l.Line) + lineCost; size > keptLog && !endless {

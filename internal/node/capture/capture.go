@@ -112,12 +112,6 @@ func (m *Maker) capture(ctx context.Context, k *checkpoint.Handle, ask sandbox.C
 	if err := m.cfg.Refuse(); err != nil {
 		return nil, err
 	}
-	select {
-	case m.slots <- struct{}{}:
-		defer func() { <-m.slots }()
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for other checkpoints: %w", context.Cause(ctx))
-	}
 	source := ask.Source
 	if err := m.cfg.Find(ctx, source); err != nil {
 		return nil, err
@@ -137,6 +131,10 @@ func (m *Maker) capture(ctx context.Context, k *checkpoint.Handle, ask sandbox.C
 		return nil, err
 	}
 	p := &work{Operation: m.cfg.Host.Operation(new(*r)), m: m, u: u, k: k, filesOnly: ask.FilesOnly || r.Plan.Class != oci.GVisor}
+	if err := p.enter(ctx); err != nil { // not before the lock, whose holder may wait for an agent
+		return nil, err
+	}
+	defer p.leave()
 	if err := m.checkSpace(ctx, r, p.filesOnly); err != nil {
 		return nil, err
 	}
@@ -153,6 +151,24 @@ func (m *Maker) capture(ctx context.Context, k *checkpoint.Handle, ask sandbox.C
 		return nil, errors.Join(err, p.undo(ctx))
 	}
 	return p.c, nil
+}
+
+// enter waits for a slot among the checkpoints in progress. leave frees it, and may be repeated.
+func (p *work) enter(ctx context.Context) error {
+	select {
+	case p.m.slots <- struct{}{}:
+		p.entered = true
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for other checkpoints: %w", context.Cause(ctx))
+	}
+}
+
+func (p *work) leave() {
+	if p.entered {
+		p.entered = false
+		<-p.m.slots
+	}
 }
 
 // capturable rejects a sandbox that has no state to capture.

@@ -32,6 +32,8 @@ type work struct {
 	c                    *checkpoint.Row
 	// filesOnly leaves out the memory.
 	filesOnly bool
+	// entered means that it has a slot.
+	entered bool
 
 	files   []*ctrd.SnapshotCopy // of each container
 	volumes []*filetree.Copy
@@ -220,12 +222,14 @@ func (p *work) withoutMemory(ctx context.Context) error {
 	if p.Row.Stage == journal.Paused { // of class runc: its writes are in the host's page cache
 		return p.copy(ctx)
 	}
-	agent, err := p.m.cfg.Host.AgentOf(p.u.ID, p.Row.Address)
-	if err != nil {
+	p.leave() // an agent that a tenant has replaced may be silent
+
+	// Most is written before the pause.
+	if err := p.Sync(ctx); err != nil {
 		return err
 	}
-	if err := agent.Freeze(ctx); err != nil { // flushes most before the pause
-		return errs.Retryable(fmt.Errorf("flush the files of the sandbox: %w", err))
+	if err := p.enter(ctx); err != nil {
+		return err
 	}
 	return p.whilePaused(ctx, func(runtime *oci.Runtime) error {
 		began := time.Now()

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -111,7 +112,12 @@ type Row struct {
 var sandboxesBucket = []byte("sandboxes")
 
 // Journal keeps rows by the sandbox's UID. A write has reached the disk when it returns.
-type Journal struct{ db *bolt.DB }
+type Journal struct {
+	db *bolt.DB
+
+	mu       sync.Mutex
+	features [][]string // of processors, which rows share; +checklocks:mu
+}
 
 // Open creates the bucket if it is missing.
 func Open(db *bolt.DB) (*Journal, error) {
@@ -167,7 +173,7 @@ func (j *Journal) Remove(ref sandbox.Ref) error {
 func (j *Journal) Each(visit func(*Row), unread func(key, value []byte, err error)) error {
 	return j.db.View(func(tx *bolt.Tx) error {
 		return tx.Bucket(sandboxesBucket).ForEach(func(key, value []byte) error {
-			if r, err := decodeRow(key, value); err != nil {
+			if r, err := j.decodeRow(key, value); err != nil {
 				unread(key, value, err)
 			} else {
 				visit(r)
@@ -184,7 +190,7 @@ func (j *Journal) Get(uid types.UID) (r *Row, err error) {
 		if value == nil {
 			return nil
 		}
-		r, err = decodeRow([]byte(uid), value)
+		r, err = j.decodeRow([]byte(uid), value)
 		return err
 	})
 	if err != nil {
@@ -195,7 +201,7 @@ func (j *Journal) Get(uid types.UID) (r *Row, err error) {
 
 // decodeRow reads a row, and refuses one that the node cannot act on: the node neither adopts nor undoes what
 // it does not understand.
-func decodeRow(key, value []byte) (*Row, error) {
+func (j *Journal) decodeRow(key, value []byte) (*Row, error) {
 	r := &Row{}
 	if err := json.Unmarshal(value, r); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
@@ -213,7 +219,26 @@ func decodeRow(key, value []byte) (*Row, error) {
 	case r.Stage.Begun() && !r.Address.Is4():
 		return nil, fmt.Errorf("a sandbox of stage %s has the address %s", r.Stage, r.Address)
 	}
+	if r.Memory != nil {
+		r.Memory.Build.CPUFeatures = j.sharedFeatures(r.Memory.Build.CPUFeatures)
+	}
 	return r, nil
+}
+
+// maxFeatures bounds the lists that rows share. A machine has one, until its processor or the runtime is another.
+const maxFeatures = 16
+
+// sharedFeatures returns an equal list that other rows have: it is the larger half of a stored sandbox's row.
+func (j *Journal) sharedFeatures(list []string) []string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if i := slices.IndexFunc(j.features, func(known []string) bool { return slices.Equal(known, list) }); i >= 0 {
+		return j.features[i]
+	}
+	if len(j.features) < maxFeatures {
+		j.features = append(j.features, list)
+	}
+	return list
 }
 
 // KeepsMemory reports whether a paused sandbox has memory to resume from.

@@ -213,7 +213,7 @@ func (s *Store) Describe() (state, detail string) {
 	n := len(ofSandboxes) + len(ofCheckpoints)
 	switch {
 	case !s.cfg.Encrypt:
-		return "unencrypted", "memoryEncryption is false"
+		return "unencrypted", "memoryEncryption is false, or auto and the kernel has no AES instructions"
 	case n > 0:
 		return "encrypted", fmt.Sprintf("AES-256-XTS; %d earlier images are in the clear", n)
 	}

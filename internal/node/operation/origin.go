@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
@@ -134,10 +135,14 @@ func (w *Operation) startOrRestore(ctx context.Context) error {
 	return w.damagedOrigin(w.restoreContainers(ctx, runtime, w.host.cfg.Checkpoints.MemoryDir(w.Origin.Ref.UID)))
 }
 
+// slotTimeout is how long a restored agent's silence keeps other restores waiting. It may be one that a tenant has replaced.
+const slotTimeout = time.Second
+
 // awaitNewAgent waits until the agent responds, and sends it the sandbox's identity.
 func (w *Operation) awaitNewAgent(ctx context.Context) error {
 	if w.RestoresMemory() {
 		defer w.Origin.ReleaseSlot()
+		defer time.AfterFunc(slotTimeout, w.Origin.ReleaseSlot).Stop()
 		return w.awaitRestored(ctx)
 	}
 	return w.awaitAgent(ctx)

@@ -75,8 +75,8 @@ func (w *Operation) reserveAnother(ctx context.Context) error {
 // syncTimeout bounds the agent's sync of the sandbox's files.
 const syncTimeout = 30 * time.Second
 
-// sync makes the agent of a running sandbox write its kernel's cached data to its files.
-func (w *Operation) sync(ctx context.Context) error {
+// Sync makes the agent of a running sandbox write its kernel's cached data to its files.
+func (w *Operation) Sync(ctx context.Context) error {
 	agent, err := w.host.AgentOf(w.Row.Plan.ID, w.Row.Address)
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func (w *Operation) flushPaused(ctx context.Context) error {
 	if err := runtime.Resume(ctx, w.ID()); err != nil {
 		return err
 	}
-	return w.sync(ctx)
+	return w.Sync(ctx)
 }
 
 // discard removes the data that a stored sandbox does not keep.
@@ -180,7 +180,7 @@ func (w *Operation) SaveMemory(ctx context.Context) error {
 
 // SaveFiles makes the files of a running sandbox durable.
 func (w *Operation) SaveFiles(ctx context.Context) error {
-	return w.doAll(ctx, []step{{name: "sync", do: w.sync}, {name: "flush", do: w.flush}})
+	return w.doAll(ctx, []step{{name: "sync", do: w.Sync}, {name: "flush", do: w.flush}})
 }
 
 // Release removes from the host what a stored sandbox neither needs nor keeps. The caller then writes the

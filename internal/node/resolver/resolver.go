@@ -31,10 +31,12 @@ const (
 	// the defaults of Config. Clients retry after 5 s.
 	questionTimeout = 4500 * time.Millisecond
 	upstreamTimeout = 2 * time.Second
-	// maxQuestions bounds the concurrent questions, and maxPerClient those of one sandbox; more are
+	// maxQuestions bounds the concurrent questions, and maxPerClient those of one sandbox, which also has at most one for
+	// maxShare that are free: a hundred sandboxes that ask for what answers late leave some to others. More are
 	// dropped. The same limits apply to open connections.
-	maxQuestions = 1024
+	maxQuestions = 4096
 	maxPerClient = 128
+	maxShare     = 16
 	// messageSize is the largest UDP response that networks do not fragment.
 	messageSize = 1232
 	// listenRetry is the pause before another attempt to listen.
@@ -214,7 +216,7 @@ func freeBind(_, _ string, c syscall.RawConn) error {
 func (r *Resolver) admit(client netip.Addr) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.total >= maxQuestions || r.active[client] >= maxPerClient {
+	if r.active[client] >= min(maxPerClient, (maxQuestions-r.total)/maxShare) {
 		return false
 	}
 	r.total++

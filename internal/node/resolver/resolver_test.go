@@ -360,6 +360,23 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
+// TestAdmissionBesideMany: a hundred sandboxes that take all that they can leave a place for another one.
+func TestAdmissionBesideMany(t *testing.T) {
+	r, err := New(Config{Upstreams: []netip.AddrPort{freeAddr()}, Sandboxes: &fakeSandboxes{}, Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := netip.MustParseAddr("10.0.0.1")
+	for range 100 {
+		for r.admit(client) {
+		}
+		client = client.Next()
+	}
+	if !r.admit(client) {
+		t.Error("100 sandboxes took all places")
+	}
+}
+
 func TestLookup(t *testing.T) {
 	up := startUpstream(t, map[string][]string{
 		"www.test. A": {"www.test. 60 IN CNAME x.test.", "x.test. 60 IN A 192.0.2.7", "y.test. 60 IN A 192.0.2.8"}, "www.test. AAAA": {"www.test. 60 IN AAAA 2001:db8::1"},

@@ -29,10 +29,12 @@ const (
 	// before. Attempts do not end: otherwise the memory would use RAM until the sandbox is resumed.
 	minStorePause = time.Second
 	maxStorePause = 5 * time.Minute
+	// lookEvery is the time between two looks whether memory is low.
+	lookEvery = time.Second
 )
 
-// storeLater moves the memory of a frozen sandbox to disk in the background, Config.StoreAfter after the pause. It retries
-// until the memory is there or the sandbox is no longer paused.
+// storeLater moves the memory of a frozen sandbox to disk in the background, Config.StoreAfter after the pause, or once memory is low.
+// It retries until the memory is there or the sandbox is no longer paused.
 func (p *Suspender) storeLater(u *registry.Handle, r *journal.Row) {
 	after, since := p.StoreAfter, r.PausedAt
 	if after <= 0 || r.Plan.Class != oci.GVisor {
@@ -42,13 +44,9 @@ func (p *Suspender) storeLater(u *registry.Handle, r *journal.Row) {
 	u.SetStore(sync.OnceFunc(func() { close(stop) }))
 	p.cfg.Later(func(ctx context.Context) {
 		wait, pause := min(time.Until(since.Add(after)), after), minStorePause
-		for {
-			select {
-			case <-stop:
+		for low := p.cfg.MemoryLow; ; low = nil {
+			if !await(ctx, stop, wait, low) {
 				return
-			case <-ctx.Done():
-				return
-			case <-time.After(wait):
 			}
 			if p.storeNow(ctx, u, since) {
 				return
@@ -56,6 +54,26 @@ func (p *Suspender) storeLater(u *registry.Handle, r *journal.Row) {
 			wait, pause = pause, min(4*pause, maxStorePause)
 		}
 	})
+}
+
+// await waits for a time, or until low reports true if it is not nil. It reports false if ctx or stop ended first.
+func await(ctx context.Context, stop <-chan struct{}, wait time.Duration, low func() bool) bool {
+	for end := time.Now().Add(wait); ; {
+		left := time.Until(end)
+		if left <= 0 || low != nil && low() {
+			return ctx.Err() == nil
+		}
+		if low != nil {
+			left = min(left, lookEvery)
+		}
+		select {
+		case <-stop:
+			return false
+		case <-ctx.Done():
+			return false
+		case <-time.After(left):
+		}
+	}
 }
 
 // storeNow moves the memory of a sandbox that has been frozen since a time to disk, and reports whether nothing is left to

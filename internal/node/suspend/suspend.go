@@ -48,6 +48,8 @@ type Config struct {
 	MemoryDirs func() []string
 	// StoreAfter is how long memory stays in RAM; 0 or less: until the sandbox is resumed or removed.
 	StoreAfter time.Duration
+	// MemoryLow reports whether memory shall not stay in RAM even so long; nil: never.
+	MemoryLow func() bool
 	// ReleaseAddresses releases the addresses of sandboxes on disk.
 	ReleaseAddresses bool
 	// Absent is what is observed of a sandbox that the host does not have.

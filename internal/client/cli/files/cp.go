@@ -21,7 +21,9 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/files/dirtar"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/filesystempb"
@@ -109,6 +111,11 @@ func (c *copier) skip(what, why string) {
 	fmt.Fprintf(c.app.Stderr, "barchan: skipped %s: %s\n", terminal.Plain(what), terminal.Plain(why))
 }
 
+// events shows the progress of a step.
+func (c *copier) events(step string) dirtar.Events {
+	return dirtar.Events{Entry: func(name string) { c.progress.Event(adminclient.Event{Step: step, Message: name}) }, Skip: c.skip}
+}
+
 // maxLinks bounds how many links are followed in a row, as on Linux.
 const maxLinks = 40
 
@@ -157,9 +164,9 @@ func (c *copier) upload(ctx context.Context, from, to string) error {
 		return err
 	}
 	if info.IsDir() {
-		return c.uploadTar(ctx, to, func(w io.Writer) error { return packDir(w, from, c) })
+		return c.uploadTar(ctx, to, func(w io.Writer) error { return dirtar.Pack(w, from, c.events("send")) })
 	}
-	if why := uncopied(info.Mode()); why != "" {
+	if why := dirtar.Uncopied(info.Mode()); why != "" {
 		c.skip(from, why)
 		return nil
 	}
@@ -286,7 +293,7 @@ func (c *copier) downloadDir(ctx context.Context, from, to string) error {
 	r, w := io.Pipe()
 	unpacked := make(chan error, 1)
 	go func() {
-		err := unpackDir(r, to, c)
+		err := dirtar.Unpack(r, to, c.events("receive"))
 		_ = r.CloseWithError(err) // never fails
 		unpacked <- err
 	}()

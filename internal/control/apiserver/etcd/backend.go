@@ -269,7 +269,7 @@ func (b *Backend) embedded(cached bool) generic.StorageDecorator {
 			return held, func() { once.Do(closeStore) }, nil
 		}
 		ca, err := cacher.NewCacherFromConfig(cacher.Config{
-			Storage: held, Versioner: v, GroupResource: c.GroupResource, EventsHistoryWindow: c.EventsHistoryWindow,
+			Storage: sharing(held, b.cfg.Share), Versioner: v, GroupResource: c.GroupResource, EventsHistoryWindow: c.EventsHistoryWindow,
 			ResourcePrefix: resourcePrefix, KeyFunc: keyFunc, NewFunc: newFunc, NewListFunc: newListFunc,
 			GetAttrsFunc: attrs, IndexerFuncs: trig, Indexers: idx, Codec: c.Codec,
 		})

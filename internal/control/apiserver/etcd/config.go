@@ -17,6 +17,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
@@ -41,6 +43,9 @@ type Config struct {
 	// SecretsKey is the file with the key of Secrets in the embedded etcd, which is made if it is missing. Default: in the
 	// server's directory.
 	SecretsKey string
+	// Share is called with each object before a watch cache over the embedded etcd holds it, to have it share parts with others.
+	// Nil: nothing is shared.
+	Share func(runtime.Object)
 }
 
 // Complete sets the defaults and validates the rest.

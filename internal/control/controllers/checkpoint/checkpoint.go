@@ -27,7 +27,7 @@ const (
 
 	// defaultWorkers exceeds the concurrent captures of a node, so that the others get a status too.
 	defaultWorkers = 16
-	// share is how many of them one namespace may have, one less than a node captures at once.
+	// share is how many of them one namespace may have, one less than a node captures at once; see controllers.Fits.
 	share = 3
 	// inUseRetry is the retry interval of the deletion of a checkpoint that is in use.
 	inUseRetry = time.Minute

@@ -92,7 +92,7 @@ type Config struct {
 	// Log is optional.
 	Log *slog.Logger
 	// Workers is the number of concurrent reconciles; at most a quarter of them wait for members of one
-	// pool. Default 64.
+	// pool, and three quarters are of one namespace, see controllers.Fits. Default 64.
 	Workers int
 	// Patience bounds the wait for a member that is being created; a cold start follows. Default 30 s.
 	Patience time.Duration
@@ -116,7 +116,7 @@ func New(cfg Config) (controller.Controller, error) {
 		return nil, err
 	}
 	return controllers.New(controllers.Work{
-		Name: "sandboxclaim", Log: r.Log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost,
+		Name: "sandboxclaim", Log: r.Log, Workers: cfg.Workers, Share: cfg.Workers * 3 / 4, RetryFirst: retryFirst, RetryMost: retryMost,
 		Reconciler: r, Sources: r.sources(cfg.Watched),
 	})
 }

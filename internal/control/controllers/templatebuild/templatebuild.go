@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	// workers is how many builds run at once, perNamespace how many of one namespace.
+	// workers is how many builds run at once, perNamespace how many of one namespace, by the rule of controllers.Fits.
 	workers      = 4
 	perNamespace = 2
 	// waitSlot is how long a build waits before it looks again whether it may run.
@@ -88,7 +88,7 @@ func New(cfg Config) (controller.Controller, error) {
 	}
 	r := &reconciler{Config: cfg, layers: runner, running: map[types.UID]*running{}, attempts: map[types.UID]int{}}
 	return controllers.New(controllers.Work{
-		Name: "template-build", Log: r.Log, Workers: workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: r.sources(cfg.Cache),
+		Name: "template-build", Log: r.Log, Workers: workers + controllers.Reserve, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: r.sources(cfg.Cache),
 	})
 }
 
@@ -145,7 +145,7 @@ func (r *reconciler) begin(b *barchan.TemplateBuild, cancel context.CancelCauseF
 			n++
 		}
 	}
-	if n >= perNamespace {
+	if !controllers.Fits(n, len(r.running), workers, perNamespace) {
 		return false
 	}
 	r.running[b.UID] = &running{b.Namespace, cancel}

@@ -35,7 +35,10 @@ import (
 )
 
 const (
-	workers    = 4
+	workers = 4
+	// share is how many of them one namespace may have, since object stores and NFS servers of a tenant may be silent; see
+	// controllers.Fits.
+	share      = 2
 	retryFirst = 100 * time.Millisecond
 	retryMost  = time.Minute
 	// measureEvery is the least time between two measurements of one volume; a long one is repeated more rarely, so that it takes
@@ -92,7 +95,7 @@ func New(cfg Config) (controller.Controller, error) {
 	cfg.Log = cfg.Log.With(telemetry.Component, "volume-controller")
 	r := &reconciler{Config: cfg, admitting: make(chan struct{}, 1), measured: map[types.UID]measurement{}}
 	return controllers.New(controllers.Work{
-		Name: "volume", Log: cfg.Log, Workers: workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: r.sources(),
+		Name: "volume", Log: cfg.Log, Workers: workers, Share: share, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: r.sources(),
 	})
 }
 

@@ -27,6 +27,8 @@ const (
 	MaxMetricsIDs = 100
 	MaxLogLines   = 1000
 	statsAtOnce   = 8
+	// statsTimeout bounds the samples of one request: 100 silent agents would hold it for a minute.
+	statsTimeout = 10 * time.Second
 )
 
 // Metrics returns the samples of the interval, oldest first; a zero bound is open. The sandbox itself keeps those of an hour, one
@@ -84,7 +86,7 @@ func (st *Store) setDisk(ctx context.Context, s *agents.Sandbox, stats *envd.Met
 }
 
 // MetricsOf returns the newest sample of each named running sandbox, by the given ID. It omits dead sandboxes and
-// those whose agents do not respond.
+// those whose agents do not respond in time.
 func (st *Store) MetricsOf(ctx context.Context, namespace string, ids []string) (map[string]envd.Metrics, error) {
 	if len(ids) > MaxMetricsIDs {
 		return nil, apistatus.Refuse(errs.ErrInvalid, "sandbox_ids: name at most %d sandboxes", MaxMetricsIDs)
@@ -92,11 +94,13 @@ func (st *Store) MetricsOf(ctx context.Context, namespace string, ids []string) 
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	var mu sync.Mutex
 	all := map[string]envd.Metrics{}
+	bounded, cancel := context.WithTimeout(ctx, statsTimeout)
+	defer cancel()
 	var group errgroup.Group
 	group.SetLimit(statsAtOnce)
 	for _, id := range ids {
 		group.Go(func() error {
-			got, err := st.sample(ctx, namespace, id)
+			got, err := st.sample(bounded, namespace, id)
 			if got != (envd.Metrics{}) {
 				mu.Lock()
 				all[id] = got

@@ -21,8 +21,10 @@ const (
 	// idle ends a session that no one has used; requests that the page makes by itself do not count.
 	idle         = time.Hour
 	terminalLife = 30 * time.Second
-	maxSessions  = 1024
-	maxTickets   = 1024
+	// maxSessions and maxTickets are of all namespaces, of which each has at most a share.
+	maxSessions = 1024
+	maxTickets  = 1024
+	share       = 8
 )
 
 // digest is under what a secret of a client is kept: a copy of the memory or a timing tells no secret.
@@ -33,19 +35,21 @@ func digestOf(secret string) digest { return sha256.Sum256([]byte(secret)) }
 // Session is of one browser.
 type Session struct {
 	id digest
-	// Key is the API key that it was started with.
-	Key string
-	end time.Time
+	// Key is the API key that it was started with, of a namespace.
+	Key       string
+	namespace string
+	end       time.Time
 
 	used time.Time // guarded by Store.mu
 }
 
 // ticket is exchanged once: for a session, or for a terminal.
 type ticket struct {
-	key     string   // of a link
-	session *Session // of a terminal, with sandbox
-	sandbox string
-	end     time.Time
+	namespace string
+	key       string   // of a link
+	session   *Session // of a terminal, with sandbox
+	sandbox   string
+	end       time.Time
 }
 
 // Store has the sessions and tickets of a process. It is safe for concurrent use.
@@ -60,22 +64,26 @@ func New() *Store {
 	return &Store{sessions: map[digest]*Session{}, tickets: map[digest]ticket{}}
 }
 
-// Start makes a session for the holder of a key, and returns its secret, which is always a new one.
-func (s *Store) Start(key string) (secret string, err error) {
+// Start makes a session for the holder of a key of a namespace, and returns its secret, which is always a new one.
+func (s *Store) Start(namespace, key string) (secret string, err error) {
 	now := time.Now()
 	secret = rand.Text()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	own := 0
 	for id, x := range s.sessions {
-		if x.over(now) {
+		switch {
+		case x.over(now):
 			delete(s.sessions, id)
+		case x.namespace == namespace:
+			own++
 		}
 	}
-	if len(s.sessions) >= maxSessions {
+	if len(s.sessions) >= maxSessions || own >= maxSessions/share {
 		return "", errs.Public(errs.ErrExhausted, "too many people are signed in; try again later")
 	}
 	id := digestOf(secret)
-	s.sessions[id] = &Session{id: id, Key: key, end: now.Add(Life), used: now}
+	s.sessions[id] = &Session{id: id, Key: key, namespace: namespace, end: now.Add(Life), used: now}
 	return secret, nil
 }
 
@@ -116,14 +124,14 @@ func (s *Store) End(x *Session) {
 	delete(s.sessions, x.id)
 }
 
-// Link makes a ticket for a session of a key's holder.
-func (s *Store) Link(key string) (secret string, err error) {
-	return s.issue(ticket{key: key, end: time.Now().Add(LinkLife)})
+// Link makes a ticket for a session of the holder of a key of a namespace.
+func (s *Store) Link(namespace, key string) (secret string, err error) {
+	return s.issue(ticket{namespace: namespace, key: key, end: time.Now().Add(LinkLife)})
 }
 
 // Terminal makes a ticket for a terminal in a sandbox.
 func (s *Store) Terminal(x *Session, sandbox string) (secret string, err error) {
-	return s.issue(ticket{session: x, sandbox: sandbox, end: time.Now().Add(terminalLife)})
+	return s.issue(ticket{namespace: x.namespace, session: x, sandbox: sandbox, end: time.Now().Add(terminalLife)})
 }
 
 func (s *Store) issue(t ticket) (secret string, err error) {
@@ -131,12 +139,16 @@ func (s *Store) issue(t ticket) (secret string, err error) {
 	secret = rand.Text()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	own := 0
 	for id, old := range s.tickets {
-		if now.After(old.end) {
+		switch {
+		case now.After(old.end):
 			delete(s.tickets, id)
+		case old.namespace == t.namespace:
+			own++
 		}
 	}
-	if len(s.tickets) >= maxTickets {
+	if len(s.tickets) >= maxTickets || own >= maxTickets/share {
 		return "", errs.Public(errs.ErrExhausted, "too many tickets are unused; try again in a minute")
 	}
 	s.tickets[digestOf(secret)] = t

@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,7 +12,7 @@ import (
 func TestSessionsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New()
-		secret, err := s.Start("key")
+		secret, err := s.Start("team", "key")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -24,7 +25,7 @@ func TestSessionsEnd(t *testing.T) {
 			t.Error("what the page does by itself has extended the session")
 		}
 
-		secret, _ = s.Start("key")
+		secret, _ = s.Start("team", "key")
 		for range int(Life/(idle/2)) - 1 {
 			time.Sleep(idle / 2)
 			if s.Find(secret, true) == nil {
@@ -40,8 +41,8 @@ func TestSessionsEnd(t *testing.T) {
 
 func TestSessionSecretIsNew(t *testing.T) {
 	s := New()
-	a, _ := s.Start("key")
-	b, _ := s.Start("key")
+	a, _ := s.Start("team", "key")
+	b, _ := s.Start("team", "key")
 	if a == b || len(a) < 26 {
 		t.Errorf("secrets %q and %q", a, b)
 	}
@@ -55,19 +56,31 @@ func TestSessionSecretIsNew(t *testing.T) {
 	}
 }
 
+// TestSessionsAreBounded has namespaces take all that they can: each has its share, and all together are bounded.
 func TestSessionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New()
-		for range maxSessions {
-			if _, err := s.Start("key"); err != nil {
-				t.Fatal(err)
+		for i := range share {
+			namespace := "team-" + strconv.Itoa(i)
+			for range maxSessions / share {
+				_, err := s.Start(namespace, "key")
+				_, linked := s.Link(namespace, "key")
+				if err != nil || linked != nil {
+					t.Fatalf("of %s: %v, %v", namespace, err, linked)
+				}
+			}
+			if _, err := s.Start(namespace, "key"); errs.Kind(err) != errs.ErrExhausted { //nolint:errorlint // a kind
+				t.Errorf("one too many of %s: %v", namespace, err)
+			}
+			if _, err := s.Link(namespace, "key"); errs.Kind(err) != errs.ErrExhausted { //nolint:errorlint // a kind
+				t.Errorf("one link too many of %s: %v", namespace, err)
 			}
 		}
-		if _, err := s.Start("key"); errs.Kind(err) != errs.ErrExhausted { //nolint:errorlint // a kind
-			t.Errorf("one too many: %v", err)
+		if _, err := s.Start("other", "key"); errs.Kind(err) != errs.ErrExhausted { //nolint:errorlint // a kind
+			t.Errorf("one too many of all: %v", err)
 		}
 		time.Sleep(idle + time.Second)
-		if _, err := s.Start("key"); err != nil {
+		if _, err := s.Start("team-0", "key"); err != nil {
 			t.Errorf("after the others ended: %v", err)
 		}
 	})
@@ -76,21 +89,21 @@ func TestSessionsAreBounded(t *testing.T) {
 func TestTicketsWorkOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New()
-		link, _ := s.Link("key")
+		link, _ := s.Link("team", "key")
 		if key, ok := s.TakeLink(link); !ok || key != "key" {
 			t.Errorf("first use = %q, %v", key, ok)
 		}
 		if _, ok := s.TakeLink(link); ok {
 			t.Error("a link worked twice")
 		}
-		link, _ = s.Link("key")
+		link, _ = s.Link("team", "key")
 		time.Sleep(LinkLife + time.Second)
 		if _, ok := s.TakeLink(link); ok {
 			t.Error("an old link worked")
 		}
 
-		secret, _ := s.Start("key")
-		other, _ := s.Start("key")
+		secret, _ := s.Start("team", "key")
+		other, _ := s.Start("team", "key")
 		x, y := s.Find(secret, true), s.Find(other, true)
 		for name, use := range map[string]func(ticket string) bool{
 			"another session": func(ticket string) bool { return s.TakeTerminal(ticket, y, "a") },

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/inflight"
 )
 
 const (
@@ -17,7 +18,26 @@ const (
 	UploadTime = time.Hour
 	// uploadPause bounds the wait for the next bytes of one.
 	uploadPause = 30 * time.Second
+	// bodyTime bounds how long other bodies may take.
+	bodyTime = time.Minute
+	// smallBody is up to what size there may be any number of bodies of one namespace, and largeBodies how many others.
+	smallBody   = 64 << 10
+	largeBodies = 32
 )
+
+// Bodies bounds the large bodies that the server keeps for each namespace. The zero value is ready.
+type Bodies struct{ large inflight.Counter[string] }
+
+// Take counts a body of a length, negative if it is unknown, until done is called. Beyond the limit it returns an errs.ErrExhausted.
+func (b *Bodies) Take(namespace string, length int64) (done func(), err error) {
+	if length >= 0 && length <= smallBody {
+		return func() {}, nil
+	}
+	if _, ok := b.large.Take(namespace, largeBodies); !ok {
+		return nil, errs.Public(errs.ErrExhausted, fmt.Sprintf("the namespace has %d requests with large bodies in progress; try again later", largeBodies))
+	}
+	return func() { b.large.Release(namespace) }, nil
+}
 
 // PacedBody returns the body of an upload, which must not stop for long, and must end within a time. net/http closes the body.
 func PacedBody(w http.ResponseWriter, r *http.Request, within time.Duration) io.Reader {
@@ -50,7 +70,7 @@ func (b *pacedBody) Read(p []byte) (int, error) {
 
 // ReadBody reads the whole body of at most limit bytes first, so that its errors are reported before any change is made.
 func ReadBody(w http.ResponseWriter, r *http.Request, limit int64) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	body, err := io.ReadAll(http.MaxBytesReader(w, io.NopCloser(PacedBody(w, r, bodyTime)), limit))
 	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 		return errs.Public(errs.ErrTooLarge, fmt.Sprintf("the body is larger than %d bytes", limit))
 	}

@@ -43,6 +43,7 @@ var answers = map[error]answer{
 	errs.ErrForbidden:       {http.StatusForbidden, "not allowed"},
 	errs.ErrTooLarge:        {http.StatusRequestEntityTooLarge, "the request is too large"},
 	errs.ErrTimeout:         {http.StatusGatewayTimeout, "it took too long; try again"},
+	errs.ErrBadGateway:      {http.StatusBadGateway, "the sandbox's agent gave no valid answer"},
 }
 
 var closed = answer{statusClosed, "the client went away"}

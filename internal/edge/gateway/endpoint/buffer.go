@@ -1,19 +1,24 @@
 package endpoint
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+)
 
 const (
 	smallBlock = 8 << 10
 	bigBlock   = 256 << 10
+	// maxBig bounds the big blocks in use, 64 MiB: as many copies may wait for readers that read nothing.
+	maxBig = 256
 )
 
 var (
+	bigInUse    atomic.Int32
 	smallBlocks = sync.Pool{New: func() any { return new([smallBlock]byte) }}
 	bigBlocks   = sync.Pool{New: func() any { return new([bigBlock]byte) }}
 )
 
-// Buffer is a buffer for copying a body: large for bulk transfers, small for mostly idle streams,
-// of which there may be many.
+// Buffer is a buffer for copying a body: large for bulk transfers, unless there are many, small for mostly idle streams.
 type Buffer struct {
 	small *[smallBlock]byte
 	big   *[bigBlock]byte
@@ -29,6 +34,10 @@ func NewBuffer(length int64) *Buffer {
 
 func (b *Buffer) resize(big bool) {
 	b.Free()
+	if big && bigInUse.Add(1) > maxBig {
+		bigInUse.Add(-1)
+		big = false
+	}
 	if big {
 		b.big = bigBlocks.Get().(*[bigBlock]byte)
 		b.Buf = b.big[:]
@@ -55,6 +64,7 @@ func (b *Buffer) Free() {
 	}
 	if b.big != nil {
 		bigBlocks.Put(b.big)
+		bigInUse.Add(-1)
 	}
 	b.small, b.big, b.Buf = nil, nil, nil
 }

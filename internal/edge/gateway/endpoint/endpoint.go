@@ -26,8 +26,8 @@ import (
 const (
 	// maxIdle bounds the idle connections to one port.
 	maxIdle = 128
-	// maxResponseHead bounds the head of a response.
-	maxResponseHead = 1 << 20
+	// maxResponseHead bounds the head of a response: a sandbox can have one begun for each of its requests.
+	maxResponseHead = 64 << 10
 )
 
 // ErrOver is returned for a connection of an epoch that has ended.

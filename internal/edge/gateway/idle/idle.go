@@ -3,10 +3,12 @@
 package idle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +26,8 @@ const (
 	maxActions = 4
 	// actionTimeout bounds one such action; requests that arrive meanwhile wait for it.
 	actionTimeout = 2 * time.Minute
+	// lowAfter is the time without traffic after which a sandbox is paused while memory is low.
+	lowAfter = 10 * time.Second
 )
 
 // Suspender executes idle policies.
@@ -32,7 +36,7 @@ type Suspender interface {
 	Kill(ctx context.Context, namespace, id string) error
 }
 
-// Policy executes the idle policies of all sandboxes. All fields are required.
+// Policy executes the idle policies of all sandboxes. All fields but MemoryLow are required.
 type Policy struct {
 	Suspender Suspender
 	// Interval between two checks.
@@ -40,6 +44,9 @@ type Policy struct {
 	Routes   func() iter.Seq[route.Route]
 	// Traffic returns the counter of a sandbox that runs, else nil.
 	Traffic func(id sandbox.ID) *traffic.Counter
+	// MemoryLow reports whether memory is low. Then sandboxes that an idle policy pauses, and that traffic wakes, are paused after
+	// ten seconds, those first that have been idle for longest. Nil: never.
+	MemoryLow func() bool
 	// Clock is that of the counters.
 	Clock func() time.Duration
 	// Actions counts by action and result.
@@ -61,15 +68,8 @@ func (p *Policy) Watch(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-tick.C:
 		}
-		for r := range p.Routes() {
-			if r.Idle.After <= 0 || r.State != sandbox.Running {
-				continue
-			}
-			c := p.Traffic(r.ID)
-			if c == nil {
-				continue
-			}
-			release, ok := c.Hold(p.Clock() - r.Idle.After)
+		for _, x := range p.idle() {
+			release, ok := x.traffic.Hold(p.Clock() - x.after)
 			if !ok {
 				continue
 			}
@@ -82,15 +82,47 @@ func (p *Policy) Watch(ctx context.Context) error {
 			wg.Go(func() {
 				defer func() { <-slots }()
 				defer release()
-				p.act(ctx, &r)
-				c.Touch(p.Clock())
+				p.act(ctx, &x)
+				x.traffic.Touch(p.Clock())
 			})
 		}
 	}
 }
 
+// candidate is a sandbox with an idle policy.
+type candidate struct {
+	route   route.Route
+	traffic *traffic.Counter
+	last    time.Duration // when it last had traffic
+	after   time.Duration // without traffic, it is paused or removed
+}
+
+// idle returns the running sandboxes with an idle policy that may have had no traffic for long enough, those first that have been idle
+// for longest.
+func (p *Policy) idle() (all []candidate) {
+	low, now := p.MemoryLow != nil && p.MemoryLow(), p.Clock()
+	for r := range p.Routes() {
+		if r.Idle.After <= 0 || r.State != sandbox.Running {
+			continue
+		}
+		x := candidate{route: r, traffic: p.Traffic(r.ID), after: r.Idle.After}
+		if low && r.Wake.OnTraffic && !r.Idle.Shutdown {
+			x.after = min(x.after, lowAfter)
+		}
+		if x.traffic == nil {
+			continue
+		}
+		if x.last, _ = x.traffic.Idle(); now-x.last >= x.after {
+			all = append(all, x)
+		}
+	}
+	slices.SortFunc(all, func(a, b candidate) int { return cmp.Compare(a.last, b.last) })
+	return all
+}
+
 // act executes the idle policy of a sandbox. Its traffic is held.
-func (p *Policy) act(ctx context.Context, r *route.Route) {
+func (p *Policy) act(ctx context.Context, x *candidate) {
+	r := &x.route
 	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
 	defer cancel()
 	action, do := "pause", func() error { return p.Suspender.PauseIdle(ctx, r.Namespace, string(r.ID)) }
@@ -101,7 +133,7 @@ func (p *Policy) act(ctx context.Context, r *route.Route) {
 	result := "ok"
 	switch {
 	case err == nil:
-		p.Log.InfoContext(ctx, "idle policy executed", telemetry.Sandbox, r.ID, "action", action, "after", r.Idle.After)
+		p.Log.InfoContext(ctx, "idle policy executed", telemetry.Sandbox, r.ID, "action", action, "after", x.after)
 	case errors.Is(err, errs.ErrConflict) || errors.Is(err, errs.ErrNotFound):
 		result = "overtaken" // another client changed it meanwhile
 	default:

@@ -4,10 +4,12 @@ package server
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,13 +25,24 @@ const (
 	HeadTime = 30 * time.Second
 	// maxStay bounds for how many requests a connection stays on the main path.
 	maxStay = 64
+	// maxHead bounds the head of a request: a client can have one begun on each of its connections.
+	maxHead = 64 << 10
+	// wideConns is how many connections of a client get wide windows for the bodies of requests over HTTP/2. A window is
+	// memory that a client can fill as long as nothing reads the body.
+	wideConns = 16
+)
+
+// wide and narrow are the windows of HTTP/2: of the first connections of a client, and of its others.
+var (
+	wide   = http.HTTP2Config{MaxReceiveBufferPerConnection: 8 << 20, MaxReceiveBufferPerStream: 2 << 20}
+	narrow = http.HTTP2Config{MaxReceiveBufferPerConnection: 256 << 10, MaxReceiveBufferPerStream: 64 << 10}
 )
 
 // Server serves HTTP/1.1 and HTTP/2 to clients, over TLS and without. It is net/http's server behind a
-// filter for ambiguous requests.
+// filter for ambiguous requests; two of them, since one has the same windows for all.
 type Server struct {
-	http *http.Server
-	tls  *tls.Config
+	wide, narrow *http.Server
+	tls          *tls.Config
 }
 
 // New returns a server with the timeouts and protocols for sandbox traffic: HTTP/1.1 and HTTP/2,
@@ -40,47 +53,93 @@ func New(h http.Handler, log *slog.Logger, clientIdle time.Duration, secure *tls
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true) // also within TLS, which net/http does not see
-	s := &Server{tls: secure}
-	s.http = &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			c := ConnOf(r)
-			if c.misled {
-				leadToTLS(w, r)
-				return
-			}
-			r.TLS = c.state
-			h.ServeHTTP(w, r)
-		}),
-		Protocols:         protocols,
-		ReadHeaderTimeout: HeadTime,
-		IdleTimeout:       clientIdle,
-		MaxHeaderBytes:    1 << 20,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, ConnKey{}, c)
-		},
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams:          1000,
-			MaxReceiveBufferPerConnection: 8 << 20,
-			MaxReceiveBufferPerStream:     2 << 20,
-			SendPingTimeout:               time.Minute,
-		},
+	serve := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := ConnOf(r)
+		if c.misled {
+			leadToTLS(w, r)
+			return
+		}
+		r.TLS = c.state
+		h.ServeHTTP(w, r)
+	})
+	with := func(windows http.HTTP2Config) *http.Server {
+		windows.MaxConcurrentStreams, windows.SendPingTimeout = 1000, time.Minute
+		return &http.Server{
+			Handler:           serve,
+			Protocols:         protocols,
+			ReadHeaderTimeout: HeadTime,
+			IdleTimeout:       clientIdle,
+			MaxHeaderBytes:    maxHead,
+			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+			ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+				return context.WithValue(ctx, ConnKey{}, c)
+			},
+			HTTP2: &windows,
+		}
 	}
-	return s
+	return &Server{wide: with(wide), narrow: with(narrow), tls: secure}
 }
 
 // Serve serves the listener's connections until the server is shut down or closed.
-func (s *Server) Serve(l net.Listener) error { return s.http.Serve(clientListener{l, s.tls}) }
+func (s *Server) Serve(l net.Listener) error {
+	others := &queue{Listener: l, conns: make(chan net.Conn), done: make(chan struct{})}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = s.narrow.Serve(others) // it ends with the other one
+	}()
+	err := s.wide.Serve(clientListener{l, s.tls, others})
+	_ = others.Close()
+	<-ended
+	return err
+}
+
+// queue is a listener of connections that another one has accepted.
+type queue struct {
+	net.Listener // for its address
+	conns        chan net.Conn
+	done         chan struct{}
+	once         sync.Once // closes done
+}
+
+// put passes on a connection, and closes it if the queue is closed.
+func (q *queue) put(c net.Conn) {
+	select {
+	case q.conns <- c:
+	case <-q.done:
+		_ = c.Close()
+	}
+}
+
+// Accept implements net.Listener.
+func (q *queue) Accept() (net.Conn, error) {
+	select {
+	case c := <-q.conns:
+		return c, nil
+	case <-q.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (q *queue) Close() error {
+	q.once.Do(func() { close(q.done) })
+	return nil
+}
 
 // Shutdown is that of http.Server.
-func (s *Server) Shutdown(ctx context.Context) error { return s.http.Shutdown(ctx) }
+func (s *Server) Shutdown(ctx context.Context) error {
+	others := make(chan error, 1)
+	go func() { others <- s.narrow.Shutdown(ctx) }()
+	return errors.Join(s.wide.Shutdown(ctx), <-others)
+}
 
 // Close is that of http.Server.
-func (s *Server) Close() error { return s.http.Close() }
+func (s *Server) Close() error { return errors.Join(s.wide.Close(), s.narrow.Close()) }
 
 // OnUnread sets what is called with the request of a resumed connection that closes before the request was read.
 func (s *Server) OnUnread(f func(*fastpath.Inflight)) *Server {
-	s.http.ConnState = func(c net.Conn, state http.ConnState) {
+	s.wide.ConnState = func(c net.Conn, state http.ConnState) {
 		if state != http.StateClosed {
 			return
 		}
@@ -98,7 +157,7 @@ func (s *Server) Resume(c *fastpath.Connection) bool {
 	h.stay.Store(int32(min(1<<min(c.Fallbacks, 10), maxStay))) //nolint:gosec // it is small
 	h.inflight.Store(c.Inflight)
 	one := &oneConnListener{c: h, at: c.LocalAddr()}
-	_ = s.Serve(one) // returns once it has accepted the connection
+	_ = s.wide.Serve(one) // returns once it has accepted the connection
 	if one.c != nil {
 		_ = h.Close()
 	}
@@ -138,19 +197,26 @@ func leadToTLS(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, "This port speaks HTTPS: send the request to https://"+r.Host, http.StatusBadRequest)
 }
 
-// clientListener accepts clientConns.
+// clientListener accepts Conns, and leaves those beyond wideConns of a client to others.
 type clientListener struct {
 	net.Listener
-	tls *tls.Config
+	tls    *tls.Config
+	others *queue
 }
 
 // Accept implements net.Listener.
 func (l clientListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if _, ours := c.(*Conn); err != nil || ours {
-		return c, err
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		conn := &Conn{Conn: c, expected: l.tls, messages: framing.NewRequests()}
+		if counted, ok := c.(interface{ Earlier() int }); !ok || counted.Earlier() < wideConns {
+			return conn, nil
+		}
+		l.others.put(conn)
 	}
-	return &Conn{Conn: c, expected: l.tls, messages: framing.NewRequests()}, nil
 }
 
 // Conn is a client's connection as the server of net/http reads it. A read returns at most one

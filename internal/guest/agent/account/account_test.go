@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-func testAccounts(t *testing.T, passwd, group string) Database {
+func testAccounts(t *testing.T, dir, passwd, group string) Database {
 	t.Helper()
-	dir := t.TempDir()
 	a := Database{filepath.Join(dir, "passwd"), filepath.Join(dir, "group")}
 	for file, text := range map[string]string{a.Passwd: passwd, a.Group: group} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -20,7 +19,7 @@ func testAccounts(t *testing.T, passwd, group string) Database {
 }
 
 func TestAccounts(t *testing.T) {
-	a := testAccounts(t, "root:x:0:0:root:/root:/bin/sh\n# x:1\nbroken\nnan:x:a:b::/\nann:x:1000:1001:Ann:/home/ann:/bin/bash\nbare:x:7:8::\nann:x:5:5:second:/:\n",
+	a := testAccounts(t, t.TempDir(), "root:x:0:0:root:/root:/bin/sh\n# x:1\nbroken\nnan:x:a:b::/\nann:x:1000:1001:Ann:/home/ann:/bin/bash\nbare:x:7:8::\nann:x:5:5:second:/:\n",
 		"root:x:0:\nann:x:1001:\ndocker:x:20:bob,ann\nsudo:x:27:ann\nprefix:x:30:anna\n")
 	ann := User{Name: "ann", UID: 1000, GID: 1001, Home: "/home/ann", Groups: []uint32{1001, 20, 27}}
 	for spec, want := range map[string]User{
@@ -51,8 +50,13 @@ func TestAccounts(t *testing.T) {
 
 func FuzzAccounts(f *testing.F) {
 	f.Add("root:x:0:0:root:/root:/bin/sh\n", "root:x:0:ann\n", "root:0")
+	dir, err := os.MkdirTemp("/dev/shm", "fuzz-") // in memory, for millions of inputs
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = os.RemoveAll(dir) })
 	f.Fuzz(func(t *testing.T, passwd, group, spec string) {
-		a := testAccounts(t, passwd, group)
+		a := testAccounts(t, dir, passwd, group)
 		if acc, err := a.Resolve(spec); err == nil && acc.Home == "" {
 			t.Errorf("%+v has no home", acc)
 		}

@@ -7,14 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
+	"github.com/barchan-dev/barchan/internal/testkit/fuzztar"
 )
 
 // ways are the readers of tars.
@@ -122,54 +121,21 @@ func TestTarOfLargeDirectories(t *testing.T) {
 	}
 }
 
-// entriesOf makes a tar of lines with a type, a name and a link: random bytes have no header's checksum.
-func entriesOf(text string) []byte {
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for line := range strings.SplitSeq(text, "\n") {
-		parts := strings.SplitN(line, " ", 3)
-		if len(parts) < 3 || len(parts[0]) != 1 {
-			continue
-		}
-		h := tar.Header{Typeflag: parts[0][0], Name: parts[1], Linkname: parts[2], Mode: 0o700}
-		if h.Typeflag == tar.TypeReg {
-			h.Size = int64(len(parts[2]))
-		}
-		if w.WriteHeader(&h) == nil {
-			_, _ = w.Write([]byte(parts[2])[:h.Size])
-		}
-	}
-	_ = w.Close()
-	return b.Bytes()
-}
-
 // Whatever a tar has, it is read within bounds and stays in its directory.
 func FuzzTar(f *testing.F) {
 	f.Add(sparse(f), "")
 	f.Add(tarOf(f, file("f"), tar.Header{Name: "p", Typeflag: tar.TypeFifo}), "5 d \n0 d/f content\n1 d/h d/f\n0 d/.wh.f \n0 d/.wh..wh..opq ")
 	f.Add([]byte{}, "2 l /dev/shm\n0 l/f x\n5 d \n2 d/l ..\n5 d/l/../../up \n1 h ../../../etc/hostname\n0 d/l/f x\n2 s s\n0 s/f x")
+	d := fuzztar.NewDir(f)
 	f.Fuzz(func(t *testing.T, raw []byte, entries string) {
-		made := entriesOf(entries)
-		for _, b := range [][]byte{raw, made} {
+		for _, b := range [][]byte{raw, fuzztar.Make(entries)} {
 			for _, read := range ways {
-				wantInside(t, b, read)
+				d.Read(t, func(dir string) { _ = read(t.Context(), dir, bytes.NewReader(b)) }, func(dir string) {
+					if n, err := durable.Usage(t.Context(), dir); err != nil || n > int64(len(b))*16+1<<20 {
+						t.Errorf("%d bytes became %d, %v", len(b), n, err)
+					}
+				})
 			}
 		}
 	})
-}
-
-func wantInside(t *testing.T, b []byte, read func(ctx context.Context, dir string, r io.Reader) error) {
-	t.Helper()
-	above, err := os.MkdirTemp("/dev/shm", "fuzz-") //nolint:usetesting // in memory, for millions of inputs
-	must(t, err)
-	defer func() { must(t, os.RemoveAll(above)) }()
-	dir := filepath.Join(above, "dir")
-	must(t, os.Mkdir(dir, 0o700))
-	_ = read(t.Context(), dir, bytes.NewReader(b))
-	if all, err := os.ReadDir(above); err != nil || len(all) != 1 {
-		t.Errorf("outside: %v, %v", all, err)
-	}
-	if n, err := durable.Usage(t.Context(), dir); err != nil || n > int64(len(b))*16+1<<20 {
-		t.Errorf("%d bytes became %d, %v", len(b), n, err)
-	}
 }

@@ -1,4 +1,4 @@
-package apiserver
+package tenancy
 
 import (
 	"context"
@@ -38,7 +38,7 @@ func TestStreamsEndWithTheirKey(t *testing.T) {
 					}
 				})
 				keys := func(context.Context, string) (Tenant, error) { return Tenant{}, c.fails }
-				h := withStreamsEnded(stream, keys, func(*http.Request, *request.RequestInfo) bool { return c.long })
+				h := WithStreamsEnded(stream, keys, func(*http.Request, *request.RequestInfo) bool { return c.long })
 				r := httptest.NewRequestWithContext(request.WithRequestInfo(t.Context(), &request.RequestInfo{}), http.MethodGet, "/", nil)
 				r.Header.Set("Authorization", c.authorization)
 				h.ServeHTTP(httptest.NewRecorder(), r)

@@ -1,4 +1,4 @@
-package files
+package dirtar
 
 import (
 	"archive/tar"
@@ -8,29 +8,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/client/cli/app"
-	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
+	"github.com/barchan-dev/barchan/internal/testkit/fuzztar"
 )
-
-func TestCutRemote(t *testing.T) {
-	for text, want := range map[string]string{
-		"i3k:/a":   "i3k /a",
-		"i3k:":     "i3k .",
-		"i3k-c1:b": "i3k-c1 b",
-		"./a:b":    "",
-		"/a:b":     "",
-		"plain":    "",
-		"A:b":      "",
-	} {
-		id, p, ok := CutRemote(text)
-		if got := strings.TrimSpace(id + " " + p); ok != (want != "") || ok && got != want {
-			t.Errorf("%s: %q, %v", text, got, ok)
-		}
-	}
-}
 
 // hostile is a tar that tries to leave its directory in every way.
 func hostile(t *testing.T, outside string) io.Reader {
@@ -56,14 +38,12 @@ func hostile(t *testing.T, outside string) io.Reader {
 	return &b
 }
 
-func quietCopier() *copier {
-	return &copier{app: &app.App{Stderr: io.Discard}, progress: terminal.NewProgress(io.Discard)}
-}
+func silent() Events { return Events{Entry: func(string) {}, Skip: func(string, string) {}} }
 
 func TestUnpackStaysInside(t *testing.T) {
 	outside, dir := t.TempDir(), filepath.Join(t.TempDir(), "in")
-	p := quietCopier()
-	if err := unpackDir(hostile(t, outside), dir, p); err == nil {
+	p := silent()
+	if err := Unpack(hostile(t, outside), dir, p); err == nil {
 		t.Error("a file through a link outside: no error")
 	}
 	if left, err := os.ReadDir(outside); err != nil || len(left) != 0 {
@@ -85,7 +65,7 @@ func TestUnpackStaysInside(t *testing.T) {
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if err := unpackDir(&b, dir, p); err == nil {
+		if err := Unpack(&b, dir, p); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
@@ -94,14 +74,27 @@ func TestUnpackStaysInside(t *testing.T) {
 	}
 }
 
+// Whatever a sandbox sends, it is written into the directory, as directories, files and links.
 func FuzzUnpack(f *testing.F) {
-	f.Add([]byte("x"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		parent := t.TempDir()
-		_ = unpackDir(bytes.NewReader(b), filepath.Join(parent, "in"), quietCopier()) // most are no tars
-		if left, err := os.ReadDir(parent); err != nil || len(left) != 1 {
-			t.Errorf("beside the directory: %v, %v", left, err)
+	f.Add([]byte{}, "5 d \n0 d/f content\n1 h d/f\n2 l ../up\n0 l/f x\n3 dev \n6 p ")
+	f.Add([]byte{}, "2 l /dev/shm\n0 l/f x\n5 . \n2 d/l ..\n5 d/l/../../up \n0 ../../up x\n0 f x\n5 f ")
+	f.Add([]byte("x"), "")
+	d := fuzztar.NewDir(f)
+	f.Fuzz(func(t *testing.T, b []byte, entries string) {
+		if entries != "" { // most other inputs are no tars
+			b = fuzztar.Make(entries)
 		}
+		d.Read(t, func(dir string) { _ = Unpack(bytes.NewReader(b), dir, silent()) }, func(dir string) {
+			err := filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
+				if err == nil && !e.IsDir() && e.Type()&^fs.ModeSymlink != 0 {
+					t.Errorf("%s is %s", name, e.Type())
+				}
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
 	})
 }
 
@@ -116,12 +109,14 @@ func TestPackLeavesOutWhatIsNoFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	c := quietCopier()
-	if err := packDir(&b, dir, c); err != nil {
+	var skipped []string
+	on := silent()
+	on.Skip = func(name, _ string) { skipped = append(skipped, filepath.Base(name)) }
+	if err := Pack(&b, dir, on); err != nil {
 		t.Fatal(err)
 	}
-	if !c.skipped.Load() {
-		t.Error("the socket was left out without a word")
+	if !slices.Equal(skipped, []string{"socket"}) {
+		t.Errorf("left out: %q", skipped)
 	}
 	r := tar.NewReader(&b)
 	h, err := r.Next()

@@ -1,4 +1,6 @@
-package apiserver
+// Package tenancy has what the API server knows of tenants: which one a request acts for, what one may write, and how much it may have
+// in progress. What a tenant may do to which kind is in the rules of the server.
+package tenancy
 
 import (
 	"context"
@@ -31,45 +33,49 @@ type Tenant struct {
 // KeyFunc returns the tenant of an API key; an error for one that is unknown, revoked or expired.
 type KeyFunc func(ctx context.Context, secret string) (Tenant, error)
 
-// tenantGroup stands for all tenants; only the authenticator puts a user into it.
+// ExtraKey is where [Tenant.User] has the name of the key's object.
+const ExtraKey = "barchan.dev/api-key"
+
 const (
-	tenantGroup    = "barchan:tenants"
 	extraNamespace = "barchan.dev/namespace"
-	extraKey       = "barchan.dev/api-key"
 	extraScope     = "barchan.dev/scope"
+	// group stands for all tenants; only the authenticator puts a user into it.
+	group = "barchan:tenants"
 )
 
-// groupOf stands for the tenants of one scope in the rules.
-func groupOf(scope barchan.KeyScope) string { return tenantGroup + ":" + string(scope.OrAdmin()) }
+// Group stands for the tenants of one scope in the rules.
+func Group(scope barchan.KeyScope) string { return group + ":" + string(scope.OrAdmin()) }
 
-func (t Tenant) userInfo() user.Info {
+// User is the user that a tenant is authenticated as.
+func (t Tenant) User() user.Info {
 	return &user.DefaultInfo{
-		Name: "barchan:key:" + t.Namespace + ":" + t.Key, Groups: []string{user.AllAuthenticated, tenantGroup},
-		Extra: map[string][]string{extraNamespace: {t.Namespace}, extraKey: {t.Key}, extraScope: {string(t.Scope.OrAdmin())}},
+		Name: "barchan:key:" + t.Namespace + ":" + t.Key, Groups: []string{user.AllAuthenticated, group},
+		Extra: map[string][]string{extraNamespace: {t.Namespace}, ExtraKey: {t.Key}, extraScope: {string(t.Scope.OrAdmin())}},
 	}
 }
 
-func tenantOf(u user.Info) (t Tenant, ok bool) {
-	namespace, key, scope := u.GetExtra()[extraNamespace], u.GetExtra()[extraKey], u.GetExtra()[extraScope]
+// OfUser returns the tenant of a user; false if it is none.
+func OfUser(u user.Info) (t Tenant, ok bool) {
+	namespace, key, scope := u.GetExtra()[extraNamespace], u.GetExtra()[ExtraKey], u.GetExtra()[extraScope]
 	if len(namespace) != 1 || len(key) != 1 || len(scope) != 1 {
 		return t, false
 	}
 	return Tenant{namespace[0], key[0], barchan.KeyScope(scope[0])}, true
 }
 
-// TenantOf returns the tenant that a request acts for, in a [registry.AdmissionFunc]. Requests of
+// Of returns the tenant that a request acts for, in a [registry.AdmissionFunc]. Requests of
 // the admin and of our own parts act for none.
-func TenantOf(ctx context.Context) (t Tenant, ok bool) {
+func Of(ctx context.Context) (t Tenant, ok bool) {
 	u, ok := genericapirequest.UserFrom(ctx)
 	if !ok {
 		return t, false
 	}
-	return tenantOf(u)
+	return OfUser(u)
 }
 
-// endsInTime refuses an API key, written by a tenant, that ends later than the tenant's own.
-func endsInTime(ctx context.Context, r *registry.Registry, obj runtime.Object) field.ErrorList {
-	tenant, isTenant := TenantOf(ctx)
+// EndsInTime refuses an API key, written by a tenant, that ends later than the tenant's own.
+func EndsInTime(ctx context.Context, r *registry.Registry, obj runtime.Object) field.ErrorList {
+	tenant, isTenant := Of(ctx)
 	k, isKey := obj.(*barchan.APIKey)
 	if !isTenant || !isKey {
 		return nil
@@ -88,14 +94,14 @@ func endsInTime(ctx context.Context, r *registry.Registry, obj runtime.Object) f
 
 // What the Secrets and ConfigMaps of a tenant's namespace may come to, so that no tenant fills the object store.
 const (
-	maxTenantObjects = 1000
-	maxTenantBytes   = 64 << 20
+	maxObjects = 1000
+	maxBytes   = 64 << 20
 )
 
-// fitsNamespace refuses a Secret or ConfigMap, written by a tenant, beyond what a namespace may have. Requests
+// FitsNamespace refuses a Secret or ConfigMap, written by a tenant, beyond what a namespace may have. Requests
 // at the same time can exceed it by what they add.
-func fitsNamespace(ctx context.Context, r *registry.Registry, obj runtime.Object) field.ErrorList {
-	tenant, isTenant := TenantOf(ctx)
+func FitsNamespace(ctx context.Context, r *registry.Registry, obj runtime.Object) field.ErrorList {
+	tenant, isTenant := Of(ctx)
 	size := dataSize(obj)
 	if !isTenant || size < 0 {
 		return nil
@@ -114,11 +120,11 @@ func fitsNamespace(ctx context.Context, r *registry.Registry, obj runtime.Object
 			return nil
 		})
 	}
-	if count <= maxTenantObjects && sum <= maxTenantBytes {
+	if count <= maxObjects && sum <= maxBytes {
 		return nil
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("data"),
-		fmt.Sprintf("the Secrets and ConfigMaps of a namespace may be %d with %d MiB; delete some first", maxTenantObjects, maxTenantBytes>>20))}
+		fmt.Sprintf("the Secrets and ConfigMaps of a namespace may be %d with %d MiB; delete some first", maxObjects, maxBytes>>20))}
 }
 
 // dataSize returns the bytes in a Secret or ConfigMap, its keys included; -1 for any other object.

@@ -1,4 +1,6 @@
-package files
+// Package dirtar writes the content of a directory as a tar, and unpacks such a tar from a sandbox, which is not trusted. It leaves out what
+// is neither a file, a directory nor a symbolic link. It knows no sandbox and no progress.
+package dirtar
 
 import (
 	"archive/tar"
@@ -11,12 +13,18 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
-
-	"github.com/barchan-dev/barchan/internal/client/adminclient"
 )
 
-// uncopied returns why a file of that mode is not copied; empty: it is.
-func uncopied(mode fs.FileMode) string {
+// Events receive what happens. Both are required.
+type Events struct {
+	// Entry is called before each entry is copied.
+	Entry func(name string)
+	// Skip is called for each that is left out, with the reason.
+	Skip func(name, why string)
+}
+
+// Uncopied returns why a file of that mode is not copied; empty: it is.
+func Uncopied(mode fs.FileMode) string {
 	switch {
 	case mode.IsRegular(), mode.IsDir(), mode&fs.ModeSymlink != 0:
 		return ""
@@ -28,9 +36,9 @@ func uncopied(mode fs.FileMode) string {
 	return "devices are not copied"
 }
 
-// packDir writes a directory's content as a tar. Sockets, devices and FIFOs are left out. Owners are
+// Pack writes a directory's content as a tar. Sockets, devices and FIFOs are left out. Owners are
 // omitted: files get the unpacking user.
-func packDir(w io.Writer, dir string, c *copier) error {
+func Pack(w io.Writer, dir string, on Events) error {
 	tw := tar.NewWriter(w)
 	root, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -44,7 +52,7 @@ func packDir(w io.Writer, dir string, c *copier) error {
 		if err != nil {
 			return err
 		}
-		return packEntry(tw, file, name, entry, c)
+		return packEntry(tw, file, name, entry, on)
 	})
 	if err != nil {
 		return err
@@ -52,13 +60,13 @@ func packDir(w io.Writer, dir string, c *copier) error {
 	return tw.Close()
 }
 
-func packEntry(tw *tar.Writer, file, name string, entry fs.DirEntry, c *copier) error {
+func packEntry(tw *tar.Writer, file, name string, entry fs.DirEntry, on Events) error {
 	info, err := entry.Info()
 	if err != nil {
 		return err
 	}
-	if why := uncopied(info.Mode()); why != "" {
-		c.skip(file, why)
+	if why := Uncopied(info.Mode()); why != "" {
+		on.Skip(file, why)
 		return nil
 	}
 	link := ""
@@ -75,7 +83,7 @@ func packEntry(tw *tar.Writer, file, name string, entry fs.DirEntry, c *copier) 
 	h.Uid, h.Gid, h.Uname, h.Gname = 0, 0, "", ""
 	h.Mode &= int64(fs.ModePerm)
 	h.Format, h.AccessTime, h.ChangeTime = tar.FormatPAX, time.Time{}, time.Time{} // PAX has fractions of a second
-	c.progress.Event(adminclient.Event{Step: "send", Message: h.Name})
+	on.Entry(h.Name)
 	if err := tw.WriteHeader(h); err != nil {
 		return err
 	}
@@ -93,9 +101,9 @@ func packEntry(tw *tar.Writer, file, name string, entry fs.DirEntry, c *copier) 
 	return nil
 }
 
-// unpackDir creates dir and unpacks a tar in it. The tar is untrusted: nothing outside dir is touched,
+// Unpack creates dir and unpacks a tar in it. The tar is untrusted: nothing outside dir is touched,
 // for all names and links, nothing becomes setuid, and no device is created.
-func unpackDir(r io.Reader, dir string, c *copier) error {
+func Unpack(r io.Reader, dir string, on Events) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -121,8 +129,8 @@ func unpackDir(r io.Reader, dir string, c *copier) error {
 		if name == "." {
 			continue
 		}
-		c.progress.Event(adminclient.Event{Step: "receive", Message: name})
-		if err := unpackEntry(root, tr, h, name, c); err != nil {
+		on.Entry(name)
+		if err := unpackEntry(root, tr, h, name, on); err != nil {
 			return fmt.Errorf("unpack %s: %w", name, err)
 		}
 	}
@@ -142,7 +150,7 @@ func finish(root *os.Root, h *tar.Header, name string) error {
 	return errors.Join(root.Chtimes(name, time.Time{}, h.ModTime), root.Chmod(name, fs.FileMode(h.Mode)&fs.ModePerm))
 }
 
-func unpackEntry(root *os.Root, tr *tar.Reader, h *tar.Header, name string, c *copier) error {
+func unpackEntry(root *os.Root, tr *tar.Reader, h *tar.Header, name string, on Events) error {
 	if parent := path.Dir(name); parent != "." {
 		if err := root.MkdirAll(parent, 0o755); err != nil {
 			return err
@@ -169,7 +177,7 @@ func unpackEntry(root *os.Root, tr *tar.Reader, h *tar.Header, name string, c *c
 	case tar.TypeLink:
 		return root.Link(path.Clean(h.Linkname), name)
 	default:
-		c.skip(name, uncopied(h.FileInfo().Mode()))
+		on.Skip(name, Uncopied(h.FileInfo().Mode()))
 		return nil
 	}
 }

@@ -1,4 +1,4 @@
-package apiserver
+package tenancy
 
 import (
 	"context"
@@ -16,9 +16,9 @@ import (
 // checkKeyEvery is how long a stream may outlive its API key.
 const checkKeyEvery = 10 * time.Second
 
-// withStreamsEnded ends watches, commands and the like of API keys that expire or are revoked meanwhile. It comes before the
+// WithStreamsEnded ends watches, commands and the like of API keys that expire or are revoked meanwhile. It comes before the
 // authentication, which removes the key from the request.
-func withStreamsEnded(h http.Handler, keys KeyFunc, long request.LongRunningRequestCheck) http.Handler {
+func WithStreamsEnded(h http.Handler, keys KeyFunc, long request.LongRunningRequestCheck) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, secret, _ := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " ")
 		info, _ := request.RequestInfoFrom(r.Context())
