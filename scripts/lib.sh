@@ -10,6 +10,10 @@ cd "$ROOT"
 # Some runners set no HOME, which Go wants for its caches.
 export HOME=${HOME:-/root}
 
+# Node.js trusts the authorities that it was built with alone; a proxy's may be among the system's.
+authorities=/etc/ssl/certs/ca-certificates.crt
+[[ -n ${NODE_EXTRA_CA_CERTS:-} || ! -r $authorities ]] || export NODE_EXTRA_CA_CERTS=$authorities
+
 # All programs are static. What compiles a package in the same way, for a program or for its tests, shares the
 # result; only the race detector needs cgo.
 export CGO_ENABLED=0

@@ -1,8 +1,10 @@
 package oci
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -98,6 +100,24 @@ func TestNoTracePoints(t *testing.T) {
 	must(t, err)
 	if !strings.Contains(string(text), "reached midpoint RNG initialized") || strings.Contains(string(text), "reached midpoint seccheck initialized") {
 		t.Error("the log of a start tells no steps, or of trace points")
+	}
+}
+
+// The process that umounts /proc for a sandbox that starts is told apart before gVisor's packages are initialized.
+func TestProcUmounter(t *testing.T) {
+	l := newTestHost(t)
+	signal, end, err := os.Pipe()
+	must(t, err)
+	must(t, end.Close()) // it reads no byte, so it umounts nothing
+	defer func() { _ = signal.Close() }()
+	umounter := exec.CommandContext(t.Context(), l.cfg.Binary)
+	umounter.Env, umounter.ExtraFiles = []string{"RUNSC_PROC_UMOUNTER=1", "GODEBUG=inittrace=1"}, []*os.File{signal}
+	text, err := umounter.CombinedOutput()
+	if failed, ok := errors.AsType[*exec.ExitError](err); !ok || failed.ExitCode() != 1 {
+		t.Errorf("without a signal it ends with %v, want status 1", err)
+	}
+	if !strings.Contains(string(text), "init syscall") || strings.Contains(string(text), "init gvisor.dev/gvisor/pkg/sentry") {
+		t.Errorf("it initialized gVisor's packages, or none, is runsc the one that `make runtimes` builds?\n%s", text)
 	}
 }
 
