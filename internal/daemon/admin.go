@@ -40,7 +40,7 @@ func (d *Daemon) earlyParts() adminops.Early {
 }
 
 func (d *Daemon) readyParts() adminops.Parts {
-	parts := adminops.Parts{Machine: d.machine, Images: d.images, Apart: d.apart, Cache: d.cache, Routes: d.routes, Peers: d.peers, Kube: d.cfg.KubeAddr, Kubeconfig: d.cfg.Kubeconfig()}
+	parts := adminops.Parts{Machine: d.machine, Images: d.images, Apart: d.apart, Cache: d.cache, Phases: d.phases, Routes: d.routes, Peers: d.peers, Kube: d.cfg.KubeAddr, Kubeconfig: d.cfg.Kubeconfig()}
 	if d.api == nil {
 		parts.Kube, parts.Kubeconfig = d.rest.Host, d.cfg.APIKubeconfig
 		return parts

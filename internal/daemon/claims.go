@@ -50,15 +50,22 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 	if err := d.makeQuotas(); err != nil {
 		return err
 	}
-	d.assumed = assumecache.New(d.cache.Sandbox)
+	shown := d.cache.Sandbox
+	if d.cfg.Role != config.RoleController { // which lists nothing for clients
+		d.listing = sandboxes.NewListing()
+		shown = d.listing.Sandbox // an assumption lasts until lists show the object
+	}
+	d.assumed = assumecache.New(shown)
 	reach := agentclient.Config{Tokens: d.tokens}
 	if d.verifier != nil {
 		reach.Verifier = d.verifier
 	}
 	d.binder = agentclient.New(reach)
-	d.observers = []feeds.Observer{d.observeDeletion, d.assumed.Observe, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
+	d.listing = sandboxes.NewListing()
+	d.phases = &feeds.Phases{}
+	d.observers = []feeds.Observer{d.observeDeletion, d.phases.Observe, d.assumed.Observe, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
 	if d.cfg.Role != config.RoleController { // which routes no requests
-		d.observers = slices.Insert(d.observers, 0, feeds.Route(d.routes))
+		d.observers = slices.Insert(d.observers, 0, feeds.Route(d.routes), d.listing.Observe)
 	}
 	if d.cfg.Role != config.RoleServer && !d.ofCluster() {
 		return nil
@@ -152,7 +159,7 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 	store, hooks := d.eventLog.Parts()
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
-		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed, Binder: d.binder,
+		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed, Listing: d.listing, Binder: d.binder,
 		Routes: d.replicatedRoutes(), Agents: reader, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,

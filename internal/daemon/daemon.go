@@ -116,6 +116,8 @@ type Daemon struct {
 	observers     []feeds.Observer // of sandboxes, in the order of their calls
 	picker        *picker.Picker
 	assumed       *assumecache.Sandboxes
+	listing       *sandboxes.Listing
+	phases        *feeds.Phases
 	quotas        *quota.Quotas
 	binder        *agentclient.Client
 	podLogs       *podlogs.Agents // of a replica on a cluster

@@ -139,6 +139,18 @@ func (c *Cache[T, P]) Deleted(uid types.UID) bool {
 	return c.assumed[uid].deleted
 }
 
+// Has reports whether an object that matches, or its deletion, is assumed.
+func (c *Cache[T, P]) Has(match func(P) bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, a := range c.assumed {
+		if match(a.object) && time.Since(a.since) <= expiry {
+			return true
+		}
+	}
+	return false
+}
+
 // Find returns an assumed object that matches; nil if there is none.
 func (c *Cache[T, P]) Find(match func(P) bool) P {
 	c.mu.Lock()
@@ -159,8 +171,7 @@ func (c *Cache[T, P]) Latest(shown P) P {
 	if !ok || a.deleted {
 		return shown
 	}
-	if ends(a, shown) || time.Since(a.since) > expiry {
-		delete(c.assumed, shown.GetUID())
+	if ends(a, shown) || time.Since(a.since) > expiry { // its event ends the assumption: other readers may not have it yet
 		return shown
 	}
 	return P(a.object.DeepCopy())

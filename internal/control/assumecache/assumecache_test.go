@@ -95,8 +95,8 @@ func TestEventsEndAssumptions(t *testing.T) {
 		t.Errorf("after its own event: %v", s)
 	}
 	c.Assume(t.Context(), object("a", "5", false))
-	if s := c.Latest(object("a", "6", false)); s.ResourceVersion != "6" || c.Find(all) != nil {
-		t.Errorf("latest is %s", s.ResourceVersion)
+	if s := c.Latest(object("a", "6", false)); s.ResourceVersion != "6" || c.Find(all) == nil {
+		t.Errorf("latest is %s, or its event was not awaited", s.ResourceVersion)
 	}
 	c.Assume(t.Context(), object("a", "7", false))
 	if c.Forget("a"); c.Find(all) != nil {
@@ -147,4 +147,18 @@ func TestEventBeforeResponse(t *testing.T) {
 	if c.Assume(t.Context(), object("a", "6", false)); c.Find(all) == nil {
 		t.Error("a newer object is not assumed")
 	}
+}
+
+// Has includes deletions: a list without the object's event has it still.
+func TestHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(none)
+		other := func(s *agents.Sandbox) bool { return s.UID == "b" }
+		if c.AssumeDeleted(object("a", "5", false)); !c.Has(all) || c.Has(other) {
+			t.Error("a deletion is not assumed, or another")
+		}
+		if time.Sleep(expiry + time.Second); c.Has(all) {
+			t.Error("an expired assumption")
+		}
+	})
 }

@@ -221,6 +221,12 @@ func (c *Cache) Templates(ctx context.Context, namespace string) ([]extensions.S
 	return copies(shared[*extensions.SandboxTemplate](ctx, c, toolscache.NamespaceIndex, namespace))
 }
 
+// TemplatesNamed returns the objects of a namespace whose template has a name, an alias or an ID.
+func (c *Cache) TemplatesNamed(ctx context.Context, namespace, name string) ([]extensions.SandboxTemplate, error) {
+	found, err := shared[*extensions.SandboxTemplate](ctx, c, indexTemplateName, name)
+	return copies(in(namespace, found), err)
+}
+
 // CurrentTemplates reads the templates of a namespace from the API server.
 func (c *Cache) CurrentTemplates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
 	var list extensions.SandboxTemplateList

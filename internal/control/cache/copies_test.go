@@ -78,7 +78,10 @@ func reads(c *cache.Cache) map[string]func(context.Context) ([]client.Object, er
 			return one(c.SandboxByID(ctx, sandbox.IDOf(all[0].UID)))
 		},
 		"Templates": func(ctx context.Context) ([]client.Object, error) { return many(c.Templates(ctx, "default")) },
-		"PoolsOf":   func(ctx context.Context) ([]client.Object, error) { return many(c.PoolsOf(ctx, "", key)) },
+		"TemplatesNamed": func(ctx context.Context) ([]client.Object, error) {
+			return many(c.TemplatesNamed(ctx, "default", "x"))
+		},
+		"PoolsOf": func(ctx context.Context) ([]client.Object, error) { return many(c.PoolsOf(ctx, "", key)) },
 		"Checkpoints": func(ctx context.Context) ([]client.Object, error) {
 			return many[barchan.Checkpoint](c.Checkpoints(ctx, "default"))
 		},

@@ -33,6 +33,7 @@ const (
 	indexMounts         = "barchan.mounts"
 	indexReference      = "barchan.reference"
 	indexSSHKey         = "barchan.sshKey"
+	indexTemplateName   = "barchan.templateName"
 )
 
 // index finds objects of one kind by a value. The first read by it makes it, so that a process has those that it reads.
@@ -79,6 +80,7 @@ func indexes() []index {
 			return nil
 		}},
 		{indexReference, box, references},
+		{indexTemplateName, &extensions.SandboxTemplate{}, templateNames},
 		{indexPodOwner, &corev1.Pod{}, of(func(p *corev1.Pod) string { return string(owner(p)) })},
 	}
 }
@@ -93,6 +95,18 @@ func references(o client.Object) (values []string) {
 		values = append(values, r.Kind+"/"+r.Name)
 	}
 	return values
+}
+
+// templateNames returns what clients call the template of an object: its name, aliases and ID.
+func templateNames(o client.Object) (names []string) {
+	if t, ok := o.(*extensions.SandboxTemplate); ok {
+		name, _ := t.NameAndTag()
+		names = append(names, name, pool.TemplateID(t))
+		if b := t.Spec.Barchan; b != nil {
+			names = append(names, b.Aliases...)
+		}
+	}
+	return names
 }
 
 // sshKeysOf returns the fingerprints of an API key's SSH keys.

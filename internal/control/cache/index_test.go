@@ -204,7 +204,32 @@ func TestIndexValuesOfCheckpoints(t *testing.T) {
 		t.Errorf("values of a warm-up's = %v", got)
 	}
 	of.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}}}
-	if got := cache.IndexValues(of); !maps.Equal(got, map[string]string{"barchan.templateOrigin": "c"}) {
+	if got := cache.IndexValues(of); got["barchan.templateOrigin"] != "c" || len(got) != 2 {
 		t.Errorf("values of a template = %v", got)
+	}
+}
+
+// TestTemplatesNamed: by a name, an alias and an ID, of one namespace.
+func TestTemplatesNamed(t *testing.T) {
+	c, _ := start(t)
+	made := template("one", "x")
+	made.Spec.Barchan = &extensions.TemplateBarchanSpec{Aliases: []string{"uno", "team_one"}}
+	for _, o := range []*extensions.SandboxTemplate{made, template("two", "x")} {
+		if err := c.Live().Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is := func(o *extensions.SandboxTemplate) (bool, error) { return o != nil, nil }
+	if _, err := cache.Wait(t.Context(), c, types.NamespacedName{Namespace: "default", Name: "two"}, is); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"one": "one", "uno": "one", "team_one": "one", pool.TemplateID(made): "one", "two": "two", "three": "", "": ""} {
+		got, err := c.TemplatesNamed(t.Context(), "default", name)
+		if err != nil || (want == "") != (len(got) == 0) || want != "" && got[0].Name != want {
+			t.Errorf("%q is %v, %v; want %q", name, got, err, want)
+		}
+		if got, err := c.TemplatesNamed(t.Context(), "other", name); err != nil || len(got) > 0 {
+			t.Errorf("%q in another namespace is %v, %v", name, got, err)
+		}
 	}
 }

@@ -129,6 +129,11 @@ func (c uncached) Templates(ctx context.Context, namespace string) ([]extensions
 	return slices.DeleteFunc(all, func(t extensions.SandboxTemplate) bool { return t.Name == c.name }), err
 }
 
+func (c uncached) TemplatesNamed(ctx context.Context, namespace, name string) ([]extensions.SandboxTemplate, error) {
+	all, err := c.Cache.TemplatesNamed(ctx, namespace, name)
+	return slices.DeleteFunc(all, func(t extensions.SandboxTemplate) bool { return t.Name == c.name }), err
+}
+
 func (c uncached) CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error) {
 	c.reads.Add(1)
 	return c.Cache.CurrentTemplate(ctx, key)

@@ -62,6 +62,8 @@ type Config struct {
 	Agents sandboxes.Agents
 	// Assumed has the sandboxes that the cache may lack; the events of the cache feed it.
 	Assumed *assumecache.Sandboxes
+	// Listing has the order of lists; the events of the cache feed it, too. Nil: each list reads all sandboxes of its namespace.
+	Listing *sandboxes.Listing
 	// Gate refuses new work while the server is degraded. Nil: never.
 	Gate *health.Gate
 	// BuildFiles are the files of template builds. Nil: this process has no builds.
@@ -140,6 +142,10 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("manager: %w", err)
 	}
+	read := sandboxes.Cache(cfg.Cache)
+	if cfg.Listing != nil {
+		read = cfg.Listing.Over(read)
+	}
 	startTimeout, bindTimeout := cmp.Or(cfg.StartTimeout, time.Minute), cmp.Or(cfg.BindTimeout, claiming.BindTimeout)
 	claims, err := claiming.New(claiming.Config{
 		Creator: cfg.Objects, Reader: cfg.Cache, Picker: cfg.Picker, Quota: cfg.Quota, Binder: cfg.Binder, Assumed: cfg.Assumed, BindTimeout: bindTimeout,
@@ -152,8 +158,8 @@ func New(cfg Config) (*Manager, error) {
 	m.Events, m.Webhooks = cfg.Events, cfg.Webhooks
 	m.Keys = &apikeys.Store{Objects: cfg.Objects, Cache: cfg.Cache, Quota: cfg.Quota, Log: log}
 	m.Sandboxes = &sandboxes.Store{
-		Objects: cfg.Objects, Cache: cfg.Cache, Routes: cfg.Routes, Agents: cfg.Agents, Templates: m.Templates, Tokens: cfg.Tokens,
-		Quota: cfg.Quota, Assumed: cfg.Assumed, Log: log, Gate: cfg.Gate, Pods: cfg.Pods, DiskUsed: cfg.DiskUsed, TraceEgress: cfg.TraceEgress,
+		Objects: cfg.Objects, Cache: read, Routes: cfg.Routes, Agents: cfg.Agents, Templates: m.Templates, Tokens: cfg.Tokens,
+		Quota: cfg.Quota, Assumed: cfg.Assumed, Listing: cfg.Listing, Log: log, Gate: cfg.Gate, Pods: cfg.Pods, DiskUsed: cfg.DiskUsed, TraceEgress: cfg.TraceEgress,
 		MaxTimeout: cmp.Or(cfg.MaxTimeout, 24*time.Hour), MoveTimeout: cmp.Or(cfg.MoveTimeout, time.Minute), SettleTimeout: cmp.Or(cfg.SettleTimeout, 5*time.Second),
 		Observe: func(ctx context.Context, operation string, start time.Time, err error) {
 			telemetry.ObserveSince(ctx, seconds.WithLabelValues(operation, result(err)), start)

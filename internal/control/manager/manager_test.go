@@ -167,8 +167,10 @@ func (f fixture) replica(t *testing.T, change ...func(*Config)) *Manager {
 	if err != nil {
 		t.Fatal(err)
 	}
-	assumed := assumecache.New(f.cluster.Sandbox)
+	listing := sandboxes.NewListing()
+	assumed := assumecache.New(listing.Sandbox)
 	f.cluster.Watch(func(older, newer *agents.Sandbox) {
+		listing.Observe(older, newer)
 		assumed.Observe(older, newer)
 		members.Observe(older, newer)
 		quotas.Observe(older, newer)
@@ -176,9 +178,16 @@ func (f fixture) replica(t *testing.T, change ...func(*Config)) *Manager {
 			f.routes.Apply(newer)
 		}
 	})
+	earlier, err := f.cluster.Sandboxes(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range earlier { // as the first list of a watch has them
+		listing.Observe(nil, s)
+	}
 	cfg := Config{
 		Objects: f.objects, Cache: f.cluster, Routes: f.routes, Agents: f.witness, Tokens: tokens, Log: telemetry.Discard(),
-		Picker: members, Quota: quotas, Assumed: assumed, Binder: f.agents,
+		Picker: members, Quota: quotas, Assumed: assumed, Listing: listing, Binder: f.agents,
 		DiskUsed:     func(context.Context, sandbox.Ref) (int64, error) { return 4096, nil },
 		StartTimeout: eventually.Patience, MoveTimeout: eventually.Patience,
 	}

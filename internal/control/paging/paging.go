@@ -5,6 +5,7 @@ package paging
 import (
 	"cmp"
 	"encoding/base64"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -83,6 +84,18 @@ func Cut[T any](items []T, limit int, after *Cursor, dir int, at func(*T) Cursor
 		page[i] = items[e.item]
 	}
 	return page, next
+}
+
+// Take returns the items of one page, and the cursor of the next, of items that are in order and begin behind a cursor. It reads no more
+// than one of the next page.
+func Take[T any](items iter.Seq[T], limit, dir int, at func(T) Cursor) (page []T, next string) {
+	for item := range items {
+		if len(page) == limit {
+			return page, formatCursor(at(page[limit-1]), dir)
+		}
+		page = append(page, item)
+	}
+	return page, ""
 }
 
 const cursorVersion = "1"

@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/feeds"
 	"github.com/barchan-dev/barchan/internal/daemon/imagegc"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/daemon/nodesocket"
@@ -61,8 +62,10 @@ type Parts struct {
 	// Images removes images; nil where Machine is.
 	Images *imagegc.Collector
 	// Apart is the node of a server whose sandboxes run by a process of its own; else nil.
-	Apart  *nodesocket.Client
-	Cache  *cache.Cache
+	Apart *nodesocket.Client
+	Cache *cache.Cache
+	// Phases counts the sandboxes of Cache; nil in a node that is a process of its own, which lists them.
+	Phases *feeds.Phases
 	Routes *route.Table
 	// Peers is nil where there are none.
 	Peers *peers.Replica

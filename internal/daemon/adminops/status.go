@@ -52,12 +52,12 @@ func (s Server) ownStatus(ctx context.Context) (adminclient.Status, error) {
 	}
 	parts := s.cfg.Ready()
 	status.Addresses.Kube, status.Addresses.Kubeconfig = parts.Kube, parts.Kubeconfig
-	list, err := parts.Cache.Sandboxes(ctx, "")
+	phases, err := parts.phases(ctx)
 	if err != nil {
 		return status, err
 	}
-	for _, x := range list {
-		status.Sandboxes[string(sandbox.PhaseOf(x))]++
+	for phase, n := range phases {
+		status.Sandboxes[string(phase)] = n
 	}
 	switch {
 	case parts.Machine != nil:
@@ -75,6 +75,19 @@ func (s Server) ownStatus(ctx context.Context) (adminclient.Status, error) {
 		}
 	}
 	return status, nil
+}
+
+// phases returns the number of sandboxes in each phase.
+func (p *Parts) phases(ctx context.Context) (map[sandbox.Phase]int, error) {
+	if p.Phases != nil {
+		return p.Phases.Counts(), nil
+	}
+	list, err := p.Cache.Sandboxes(ctx, "")
+	counts := map[sandbox.Phase]int{}
+	for _, s := range list {
+		counts[sandbox.PhaseOf(s)]++
+	}
+	return counts, err
 }
 
 // Doctor checks the machine of a running server, also during the boot.

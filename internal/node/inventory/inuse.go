@@ -151,8 +151,8 @@ func (s *liveSet) addNeighbours(ctx context.Context) error {
 
 // Holder returns the user of an address other than the sandbox itself; empty if there is none.
 func (s *Scanner) Holder(ctx context.Context, addr netip.Addr, own sandbox.ID) (string, error) {
-	for _, u := range s.Handles.All() {
-		if r := u.Row(); r != nil && r.Address == addr && u.ID != own {
+	for _, u := range s.Handles.At(addr) {
+		if u.ID != own {
 			return "sandbox " + string(u.ID), nil
 		}
 	}

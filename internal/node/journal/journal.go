@@ -183,6 +183,17 @@ func (j *Journal) Each(visit func(*Row), unread func(key, value []byte, err erro
 	})
 }
 
+// UIDs returns the sandboxes of all rows, readable or not, without decoding these.
+func (j *Journal) UIDs() (uids []types.UID, err error) {
+	err = j.db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket(sandboxesBucket).ForEach(func(key, _ []byte) error {
+			uids = append(uids, types.UID(key))
+			return nil
+		})
+	})
+	return uids, err
+}
+
 // Get reads one row; nil if there is none. An unreadable row is an error.
 func (j *Journal) Get(uid types.UID) (r *Row, err error) {
 	err = j.db.View(func(tx *bolt.Tx) error {

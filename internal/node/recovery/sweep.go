@@ -61,14 +61,11 @@ func (rc *Recovery) Sweep(ctx context.Context) {
 
 // rediscoverAll adopts sandboxes of the journal that the registry lacks.
 func (rc *Recovery) rediscoverAll(ctx context.Context) {
-	var lost []types.UID
-	err := rc.cfg.Journal.Each(func(r *journal.Row) {
-		if rc.cfg.Registry.Lookup(r.Plan.Ref.UID) == nil {
-			lost = append(lost, r.Plan.Ref.UID)
+	uids, err := rc.cfg.Journal.UIDs()
+	for _, uid := range uids {
+		if rc.cfg.Registry.CheckRead(sandbox.Ref{UID: uid}) == nil { // others were logged at the start
+			err = errors.Join(err, rc.Rediscover(ctx, uid))
 		}
-	}, func([]byte, []byte, error) {}) // logged at the start
-	for _, uid := range lost {
-		err = errors.Join(err, rc.Rediscover(ctx, uid))
 	}
 	if err != nil {
 		rc.cfg.Log.WarnContext(ctx, "journal not compared with the registry", telemetry.Error, err)

@@ -3,14 +3,12 @@ package registry
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/base/keyedlock"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 )
@@ -20,8 +18,7 @@ type Handle struct {
 	Ref sandbox.Ref
 	ID  sandbox.ID
 
-	// locks has the lock of each sandbox, by UID.
-	locks *keyedlock.Lock[types.UID]
+	registry *Registry // has its lock
 
 	Mu      sync.Mutex
 	row     *journal.Row       // +checklocks:Mu
@@ -46,7 +43,7 @@ func (u *Handle) AcquireToRemove(ctx context.Context) (_ context.Context, releas
 }
 
 func (u *Handle) wait(ctx context.Context, interrupts bool) (_ context.Context, release func(), err error) {
-	ctx, release, err = u.locks.Acquire(ctx, u.Ref.UID, interrupts)
+	ctx, release, err = u.registry.locks.Acquire(ctx, u.Ref.UID, interrupts)
 	if err != nil {
 		return nil, nil, fmt.Errorf("wait for sandbox %s/%s: %w: %w", u.Ref.Namespace, u.Ref.Name, err, errs.ErrUnavailable)
 	}
@@ -54,11 +51,11 @@ func (u *Handle) wait(ctx context.Context, interrupts bool) (_ context.Context, 
 }
 
 // Holder reports whether the lock of the sandbox is held, and whether its holder was interrupted.
-func (u *Handle) Holder() (held, interrupted bool) { return u.locks.Holder(u.Ref.UID) }
+func (u *Handle) Holder() (held, interrupted bool) { return u.registry.locks.Holder(u.Ref.UID) }
 
 // UnlessInterrupted derives from the lock holder's context one that only an interruption cancels.
 func (u *Handle) UnlessInterrupted(held context.Context) (context.Context, context.CancelFunc) {
-	return u.locks.UnlessInterrupted(held, u.Ref.UID)
+	return u.registry.locks.UnlessInterrupted(held, u.Ref.UID)
 }
 
 // Observed returns the status that controllers see.
@@ -112,8 +109,19 @@ func (u *Handle) Row() *journal.Row {
 // SetRow replaces the row in memory. The caller holds the sandbox's lock.
 func (u *Handle) SetRow(r *journal.Row) {
 	u.Mu.Lock()
-	defer u.Mu.Unlock()
+	before := u.row
 	u.row = r
+	u.Mu.Unlock()
+	if from, to := addressOf(before), addressOf(r); from != to {
+		u.registry.moved(u, from, to)
+	}
+}
+
+func addressOf(r *journal.Row) netip.Addr {
+	if r == nil {
+		return netip.Addr{}
+	}
+	return r.Address
 }
 
 // SetDesired records that a caller needs the sandbox, so that it is no orphan.

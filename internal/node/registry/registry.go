@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -42,6 +43,10 @@ type Registry struct {
 
 	mu      sync.Mutex
 	handles map[types.UID]*Handle // +checklocks:mu
+	// The same handles by what else they are looked for. An operation on one sandbox must not visit all.
+	byID      map[sandbox.ID]*Handle             // +checklocks:mu
+	byName    map[types.NamespacedName][]*Handle // +checklocks:mu
+	byAddress map[netip.Addr][]*Handle           // of those with a row; +checklocks:mu
 	// unread are the sandboxes with unreadable rows of the journal, and the errors.
 	unread map[types.UID]error // +checklocks:mu
 	// blockedIDs are the IDs whose creation is blocked; each channel is closed at the end.
@@ -50,7 +55,10 @@ type Registry struct {
 
 // New returns a registry without sandboxes.
 func New(cfg Config) *Registry {
-	return &Registry{cfg: cfg, handles: map[types.UID]*Handle{}, unread: map[types.UID]error{}, blockedIDs: map[string]chan struct{}{}}
+	return &Registry{
+		cfg: cfg, handles: map[types.UID]*Handle{}, byID: map[sandbox.ID]*Handle{}, byName: map[types.NamespacedName][]*Handle{},
+		byAddress: map[netip.Addr][]*Handle{}, unread: map[types.UID]error{}, blockedIDs: map[string]chan struct{}{},
+	}
 }
 
 // SetUnread records an unreadable row.
@@ -80,18 +88,59 @@ func (g *Registry) Of(ref sandbox.Ref) *Handle {
 	defer g.mu.Unlock()
 	u := g.handles[ref.UID]
 	if u == nil {
-		u = &Handle{Ref: ref, ID: sandbox.IDOf(ref.UID), locks: &g.locks, seen: g.cfg.Absent}
-		g.handles[ref.UID] = u
+		u = &Handle{Ref: ref, ID: sandbox.IDOf(ref.UID), registry: g, seen: g.cfg.Absent}
+		g.handles[ref.UID], g.byID[u.ID] = u, u
+		add(g.byName, nameOf(ref), u)
 	}
 	return u
 }
 
-// Drop removes a handle.
+// Drop removes a handle, which has no row any more.
 func (g *Registry) Drop(u *Handle) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.handles[u.Ref.UID] == u {
 		delete(g.handles, u.Ref.UID)
+		delete(g.byID, u.ID)
+		remove(g.byName, nameOf(u.Ref), u)
+	}
+}
+
+// moved records that the row of a handle has another address; an invalid one is none.
+func (g *Registry) moved(u *Handle, from, to netip.Addr) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if from.IsValid() {
+		remove(g.byAddress, from, u)
+	}
+	if to.IsValid() {
+		add(g.byAddress, to, u)
+	}
+}
+
+// At returns the handles whose rows have an address: one, unless something is wrong.
+func (g *Registry) At(addr netip.Addr) []*Handle {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.byAddress[addr])
+}
+
+// named returns the handles of a name: one, and those of earlier sandboxes of that name that are not removed yet.
+func (g *Registry) named(name types.NamespacedName) []*Handle {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.byName[name])
+}
+
+func nameOf(ref sandbox.Ref) types.NamespacedName {
+	return types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
+}
+
+func add[K comparable](index map[K][]*Handle, key K, u *Handle) { index[key] = append(index[key], u) }
+
+func remove[K comparable](index map[K][]*Handle, key K, u *Handle) {
+	if index[key] = slices.DeleteFunc(index[key], func(other *Handle) bool { return other == u }); len(index[key]) == 0 {
+		delete(index, key)
 	}
 }
 
@@ -131,10 +180,8 @@ func (g *Registry) CheckRead(ref sandbox.Ref) error {
 func (g *Registry) BlockCreate(id string) (done func(), ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, u := range g.handles {
-		if string(u.ID) == id {
-			return nil, false
-		}
+	if g.byID[sandbox.ID(id)] != nil {
+		return nil, false
 	}
 	ended := make(chan struct{})
 	g.blockedIDs[id] = ended
@@ -187,18 +234,19 @@ func (g *Registry) Write(r *journal.Row, s journal.Stage) error {
 
 // RowOf returns the row of a sandbox on the node, by its ID; nil if there is none.
 func (g *Registry) RowOf(id sandbox.ID) *journal.Row {
-	for _, u := range g.All() {
-		if u.ID == id {
-			return u.Row()
-		}
+	g.mu.Lock()
+	u := g.byID[id]
+	g.mu.Unlock()
+	if u == nil {
+		return nil
 	}
-	return nil
+	return u.Row()
 }
 
 // ClearDesiredByName makes the orphan scan check other sandboxes with the name of a sandbox.
 func (g *Registry) ClearDesiredByName(ref sandbox.Ref) {
-	for _, u := range g.All() {
-		if u.Ref.Namespace == ref.Namespace && u.Ref.Name == ref.Name && u.Ref.UID != ref.UID {
+	for _, u := range g.named(nameOf(ref)) {
+		if u.Ref.UID != ref.UID {
 			u.clearDesired()
 		}
 	}
@@ -207,9 +255,7 @@ func (g *Registry) ClearDesiredByName(ref sandbox.Ref) {
 // ClearDesired records that the object of a name was deleted. The orphan scan then checks whether the
 // sandboxes of that name exist.
 func (g *Registry) ClearDesired(namespace, name string) {
-	for _, u := range g.All() {
-		if u.Ref.Namespace == namespace && u.Ref.Name == name {
-			u.clearDesired()
-		}
+	for _, u := range g.named(types.NamespacedName{Namespace: namespace, Name: name}) {
+		u.clearDesired()
 	}
 }

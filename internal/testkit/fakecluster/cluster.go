@@ -474,6 +474,15 @@ func (c *Cluster) Templates(ctx context.Context, namespace string) ([]extensions
 	return list.Items, err
 }
 
+// TemplatesNamed lists the objects of a namespace whose template has a name, an alias or an ID.
+func (c *Cluster) TemplatesNamed(ctx context.Context, namespace, name string) ([]extensions.SandboxTemplate, error) {
+	all, err := c.Templates(ctx, namespace)
+	return slices.DeleteFunc(all, func(t extensions.SandboxTemplate) bool {
+		own, _ := t.NameAndTag()
+		return own != name && pool.TemplateID(&t) != name && (t.Spec.Barchan == nil || !slices.Contains(t.Spec.Barchan.Aliases, name))
+	}), err
+}
+
 // CurrentTemplates lists a namespace.
 func (c *Cluster) CurrentTemplates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
 	return c.Templates(ctx, namespace)

@@ -90,6 +90,8 @@ type Store struct {
 	Quota     *quota.Quotas
 	// Assumed has the sandboxes that the cache may lack.
 	Assumed *assumecache.Sandboxes
+	// Listing gets the events of Cache, which waits for it. Nil: each list reads all sandboxes of its namespace.
+	Listing *Listing
 	Log     *slog.Logger
 	// Pods reports that sandboxes are Pods of a cluster: pods.go has what these cannot do.
 	Pods bool

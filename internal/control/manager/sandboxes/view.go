@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -203,26 +204,23 @@ func (st *Store) All(ctx context.Context, req ListRequest) ([]Sandbox, error) {
 }
 
 func (st *Store) page(ctx context.Context, req ListRequest, limit int, after *paging.Cursor) (Page, error) {
-	all, err := st.Cache.Sandboxes(ctx, req.Namespace)
-	if err != nil {
-		return Page{}, fmt.Errorf("list sandboxes: %w", err)
-	}
-	all = st.Assumed.Merge(all, func(s *agents.Sandbox) bool { return s.Namespace == req.Namespace })
-	templateID := ""
-	if req.Template != "" {
-		t, err := st.Templates.Resolve(ctx, req.Namespace, req.Template)
-		switch {
-		case err == nil && strings.Contains(req.Template, ":"): // of the tag alone
-			req.Template = t.Name
-		case err == nil:
-			templateID = pool.TemplateID(t)
-		}
-		if err != nil && !errors.Is(err, errs.ErrNotFound) { // a deleted template may have sandboxes left
-			return Page{}, err
-		}
-	}
+	dir := paging.Direction(req.OldestFirst)
+	states := func(state State) bool { return len(req.States) == 0 || slices.Contains(req.States, state) }
+	inNamespace := func(s *agents.Sandbox) bool { return s.Namespace == req.Namespace }
 	var page Page
 	var keep []*agents.Sandbox
+	if st.Listing != nil && !req.selects() && !st.Assumed.Has(inNamespace) {
+		keep, page.Next, page.Running = st.Listing.page(req.Namespace, states, limit, after, dir)
+		return st.viewed(page, keep), nil
+	}
+	all, err := st.candidates(ctx, &req)
+	if err != nil {
+		return Page{}, err
+	}
+	templateID, err := st.selectTemplate(ctx, &req)
+	if err != nil {
+		return Page{}, err
+	}
 	for _, s := range all {
 		if !listed(s) || !matches(s, &req, templateID) {
 			continue
@@ -231,18 +229,61 @@ func (st *Store) page(ctx context.Context, req ListRequest, limit int, after *pa
 		if state == StateRunning {
 			page.Running++
 		}
-		if len(req.States) == 0 || slices.Contains(req.States, state) {
+		if states(state) {
 			keep = append(keep, s)
 		}
 	}
-	keep, page.Next = paging.Cut(keep, limit, after, paging.Direction(req.OldestFirst), func(s **agents.Sandbox) paging.Cursor {
-		return paging.Cursor{Key: pool.StartedAt(*s).UnixNano(), ID: string((*s).UID)}
-	})
-	page.Items = make([]Sandbox, len(keep))
-	for i, s := range keep {
+	keep, page.Next = paging.Cut(keep, limit, after, dir, func(s **agents.Sandbox) paging.Cursor { return positionOf(*s) })
+	return st.viewed(page, keep), nil
+}
+
+// selects reports whether a request is for less than all sandboxes of a namespace, regardless of their states.
+func (r *ListRequest) selects() bool {
+	return len(r.Metadata) > 0 || r.Template != "" || r.Name != "" || !r.StartedAfter.IsZero()
+}
+
+// candidates returns at least the sandboxes of a namespace that match a request.
+func (st *Store) candidates(ctx context.Context, req *ListRequest) ([]*agents.Sandbox, error) {
+	var shown []*agents.Sandbox
+	if st.Listing != nil && req.Name != "" {
+		if s := st.Listing.named(types.NamespacedName{Namespace: req.Namespace, Name: req.Name}); s != nil {
+			shown = append(shown, s)
+		}
+	} else {
+		var err error
+		if shown, err = st.Cache.Sandboxes(ctx, req.Namespace); err != nil {
+			return nil, fmt.Errorf("list sandboxes: %w", err)
+		}
+	}
+	return st.Assumed.Merge(shown, func(s *agents.Sandbox) bool {
+		return s.Namespace == req.Namespace && (req.Name == "" || s.Name == req.Name)
+	}), nil
+}
+
+// selectTemplate returns the ID of the template of a request. For a tag it has the request name the tag's object instead.
+func (st *Store) selectTemplate(ctx context.Context, req *ListRequest) (id string, err error) {
+	if req.Template == "" {
+		return "", nil
+	}
+	t, err := st.Templates.Resolve(ctx, req.Namespace, req.Template)
+	switch {
+	case err == nil && strings.Contains(req.Template, ":"): // of the tag alone
+		req.Template = t.Name
+	case err == nil:
+		return pool.TemplateID(t), nil
+	case !errors.Is(err, errs.ErrNotFound): // a deleted template may have sandboxes left
+		return "", err
+	}
+	return "", nil
+}
+
+// viewed adds the sandboxes of a page.
+func (st *Store) viewed(page Page, items []*agents.Sandbox) Page {
+	page.Items = make([]Sandbox, len(items))
+	for i, s := range items {
 		page.Items[i] = st.View(s)
 	}
-	return page, nil
+	return page
 }
 
 func matches(s *agents.Sandbox, req *ListRequest, templateID string) bool {

@@ -34,6 +34,8 @@ type Cache interface {
 	CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error)
 	Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error)
 	Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error)
+	// TemplatesNamed returns the objects whose template has a name, an alias or an ID.
+	TemplatesNamed(ctx context.Context, namespace, name string) ([]extensions.SandboxTemplate, error)
 }
 
 // Catalog has the templates of all tenants.
@@ -82,12 +84,10 @@ type Tag struct {
 func (c *Catalog) Get(ctx context.Context, namespace, requested string) (Template, error) {
 	ref := parse(namespace, requested)
 	for _, source := range ref.from {
-		list, err := c.usable(ctx, source, namespace)
+		tags, err := c.tags(ctx, source, namespace, ref.name)
 		if err != nil {
 			return Template{}, err
 		}
-		name := NameIn(list, ref.name)
-		tags := slices.DeleteFunc(list, func(t extensions.SandboxTemplate) bool { own, _ := t.NameAndTag(); return own != name })
 		if len(tags) > 0 && (!ref.tagged || slices.ContainsFunc(tags, func(t extensions.SandboxTemplate) bool { return ref.Is(&t) })) {
 			return c.Group(tags)[0], nil
 		}
@@ -273,17 +273,32 @@ func (c *Catalog) find(ctx context.Context, source string, ref reference, tenant
 			return t, nil
 		}
 	}
-	list, err := c.usable(ctx, source, tenant)
-	if err != nil {
-		return nil, err
-	}
-	name := NameIn(list, ref.name)
+	list, err := c.tags(ctx, source, tenant, ref.name)
 	for i := range list {
-		if name != "" && named(&list[i], name) && ref.Is(&list[i]) {
+		if ref.Is(&list[i]) {
 			return &list[i], nil
 		}
 	}
-	return nil, nil
+	return nil, err
+}
+
+// tags returns the tags of the template of a namespace that has a name, an alias or an ID, as far as the tenant may use them; none if there
+// is no such template. What other templates there are does not matter.
+func (c *Catalog) tags(ctx context.Context, source, tenant, name string) ([]extensions.SandboxTemplate, error) {
+	list, err := c.usableNamed(ctx, source, tenant, name)
+	own := NameIn(list, name)
+	if err == nil && own != name { // its other tags may have neither the alias nor the ID
+		list, err = c.usableNamed(ctx, source, tenant, own)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list templates: %w", err)
+	}
+	return slices.DeleteFunc(list, func(t extensions.SandboxTemplate) bool { return own == "" || !named(&t, own) }), nil
+}
+
+func (c *Catalog) usableNamed(ctx context.Context, source, tenant, name string) ([]extensions.SandboxTemplate, error) {
+	list, err := c.Cache.TemplatesNamed(ctx, source, name)
+	return slices.DeleteFunc(list, func(t extensions.SandboxTemplate) bool { return !Usable(&t, tenant) }), err
 }
 
 // Group returns the templates whose tags are in a list of objects of one namespace, in the order of their first.

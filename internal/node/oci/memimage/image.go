@@ -183,12 +183,17 @@ func List(parent string) (names []string, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("list checkpoints: %w", err)
 	}
+	return namesOf(entries), nil
+}
+
+// namesOf names the images of a directory's entries, each once and in order. There may be tens of thousands.
+func namesOf(entries []fs.DirEntry) []string {
+	names := make([]string, 0, len(entries))
 	for _, e := range entries {
-		if name := strings.TrimSuffix(e.Name(), PartSuffix); !slices.Contains(names, name) {
-			names = append(names, name)
-		}
+		names = append(names, strings.TrimSuffix(e.Name(), PartSuffix))
 	}
-	return names, nil
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // Link makes an image available under another directory too, whose parent exists, on the same

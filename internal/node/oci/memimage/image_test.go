@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -284,3 +285,28 @@ func FuzzManifest(f *testing.F) {
 		}
 	})
 }
+
+// TestNamesOfMany: a list of all images takes no time that grows with their square.
+func TestNamesOfMany(t *testing.T) {
+	const n = 300_000
+	entries := make([]fs.DirEntry, 0, n+1)
+	for i := range n {
+		entries = append(entries, named(fmt.Sprintf("i%019d", i)))
+	}
+	entries = append(entries, named("i0000000000000000007"+PartSuffix))
+	began := time.Now()
+	if names := namesOf(entries); len(names) != n || names[7] != "i0000000000000000007" {
+		t.Errorf("%d names, the eighth is %s", len(names), names[7])
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %s", took)
+	}
+}
+
+// named is an entry of a directory.
+type named string
+
+func (n named) Name() string             { return string(n) }
+func (named) IsDir() bool                { return true }
+func (named) Type() fs.FileMode          { return fs.ModeDir }
+func (named) Info() (fs.FileInfo, error) { return nil, fs.ErrNotExist }
