@@ -61,6 +61,7 @@ type options struct {
 	all      bool
 	only     string
 	attacks  string
+	fill     int
 	html     string
 	history  string
 	note     string
@@ -75,6 +76,8 @@ type part struct {
 	alone   bool // it needs no server
 	// source says that it needs the source tree with Go, or installs packages: it is measured only where it is asked for.
 	source bool
+	// named says that it is measured only where --only names it, since it takes long or much memory.
+	named bool
 }
 
 // parts lists the chapters in their order. Those that leave the server busy come last.
@@ -97,6 +100,7 @@ func parts(o options) []part {
 		{name: "sleep", measure: sleep.Measure},
 		{name: "scale", measure: scale.Scale},
 		{name: "memory", measure: scale.Memory},
+		{name: "density", named: true, measure: func(ctx context.Context, b *harness.Bench) error { return scale.Density(ctx, b, o.fill) }},
 	}
 }
 
@@ -147,6 +151,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.BoolVar(&o.all, "all", false, "measure also what needs the source tree with Go, or packages that it installs")
 	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: "+strings.Join(names(), ", "))
 	f.StringVar(&o.attacks, "attacks", "", "of the part neighbors, only the `attacks` of these names, separated by commas, such as packets,descriptors")
+	f.IntVar(&o.fill, "fill", scale.DefaultFill, "of the part density, the `MiB` of memory that sandboxes fill, such as 16384; 3 GiB stay available in any case")
 	f.StringVar(&o.html, "html", "", "write the report with plots to this `file` too")
 	f.StringVar(&o.history, "history", "", "append the report to this `file` too, as a line of JSON; compare FILE shows what changed in the last run")
 	f.StringVar(&o.note, "note", "", "a `sentence` on the run for its readers, such as \"Other work was running.\"")
@@ -214,7 +219,7 @@ func (b *bench) measure(ctx context.Context) (err error) {
 func (b *bench) wants(p part) bool {
 	w := b.wanted()
 	if w == nil {
-		return b.all || !p.source
+		return !p.named && (b.all || !p.source)
 	}
 	return slices.Contains(w, p.name)
 }
