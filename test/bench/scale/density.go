@@ -29,7 +29,7 @@ const (
 	settleTime = 25 * time.Second
 	// fewer than batch sandboxes are made between two looks at the memory.
 	batch = 8
-	// pssBar is the memory of an idle sandbox, in MiB.
+	// pssBar is the PSS that an idle sandbox shall keep to, in MiB.
 	pssBar = 14
 )
 
