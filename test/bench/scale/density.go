@@ -151,6 +151,11 @@ func (d *density) idle(ctx context.Context) (n int, err error) {
 // open has n sandboxes at once, if the memory suffices: a tenth is used, and the server moves others to disk to keep the memory that is to
 // be filled.
 func (d *density) open(ctx context.Context, n int) error {
+	free, err := proc.Available()
+	if err != nil {
+		return err
+	}
+	d.empty = free // other programs may use more than before, or less
 	limit := fmt.Sprintf("BARCHAN_IDLE_MEMORY=%.0fMi", d.empty-d.fill)
 	if err := d.Server.RestartWith(ctx, limit); err != nil {
 		return err
@@ -159,7 +164,7 @@ func (d *density) open(ctx context.Context, n int) error {
 	u := &usage{server: d.Server}
 	used := make(chan error, 1)
 	go func() { used <- u.run(using, d) }()
-	err := d.openAll(ctx, n)
+	err = d.openAll(ctx, n)
 	if err == nil {
 		err = harness.Rest(ctx, settleTime)
 	}
@@ -176,6 +181,9 @@ func (d *density) open(ctx context.Context, n int) error {
 		return err
 	}
 	all := d.list()
+	if len(all) == 0 {
+		return errors.New("no sandbox could be opened: other programs use the memory; measure with nothing else running")
+	}
 	d.Report.One("density", fmt.Sprintf("open Python sandboxes in %.1f GiB, one of %d in use", memory/1024, activePart), "sandboxes", float64(len(all)))
 	d.Report.One("density", "of them in RAM", "sandboxes", float64(phases["Running"]))
 	d.Report.Add("density", "request to one in use meanwhile", "ms", u.took)
