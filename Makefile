@@ -1,7 +1,7 @@
 # Everything is done by a script under scripts/; a target says which.
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help up down deps runtimes kubectl build images release generate check-generated fmt lint check test test-all test-short test-kube fuzz bench bench-kube figures
+.PHONY: help up down deps runtimes kubectl build images release generate check-generated fmt lint check test test-all test-short test-kube fuzz bench bench-kube canaries figures
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ release: runtimes ## make what users install: dist/*.tar.gz, dist/*.deb
 
 bench: runtimes build ## measure, with a baseline beside each result (ARGS="--only exec --json")
 	@scripts/bench.sh $(ARGS)
+
+canaries: runtimes kubectl build ## restore each canary N times, or for FOR at most, and print the rate of failures (N=2000 FOR=12h)
+	@PKG=./test/e2e RUN=TestCanaryRestores scripts/test.sh -v -timeout=$(or $(FOR),12h) -canary-restores=$(or $(N),2000)
 
 figures: runtimes build ## measure what docs/figures.md shows, and write it (ARGS='--quick --note "Other work was running."')
 	@scripts/figures.sh $(ARGS)

@@ -62,6 +62,7 @@ type options struct {
 	only     string
 	attacks  string
 	objects  string
+	fill     int
 	html     string
 	history  string
 	note     string
@@ -76,6 +77,8 @@ type part struct {
 	alone   bool // it needs no server
 	// source says that it needs the source tree with Go, or installs packages: it is measured only where it is asked for.
 	source bool
+	// named says that it is measured only where --only names it, since it takes long or much memory.
+	named bool
 }
 
 // parts lists the chapters in their order. Those that leave the server busy come last.
@@ -99,6 +102,7 @@ func parts(o options) []part {
 		{name: "scale", measure: scale.Scale},
 		{name: "memory", measure: scale.Memory},
 		{name: "objects", measure: func(ctx context.Context, b *harness.Bench) error { return scale.Objects(ctx, b, o.objects) }},
+		{name: "density", named: true, measure: func(ctx context.Context, b *harness.Bench) error { return scale.Density(ctx, b, o.fill) }},
 	}
 }
 
@@ -150,6 +154,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: "+strings.Join(names(), ", "))
 	f.StringVar(&o.attacks, "attacks", "", "of the part neighbors, only the `attacks` of these names, separated by commas, such as packets,descriptors")
 	f.StringVar(&o.objects, "objects", scale.Usual, "of the part objects, how many sandboxes sleep beside what is measured: `numbers` separated by commas, of which each is greater than the one before")
+	f.IntVar(&o.fill, "fill", scale.DefaultFill, "of the part density, the `MiB` of memory that sandboxes fill, such as 16384; 3 GiB stay available in any case")
 	f.StringVar(&o.html, "html", "", "write the report with plots to this `file` too")
 	f.StringVar(&o.history, "history", "", "append the report to this `file` too, as a line of JSON; compare FILE shows what changed in the last run")
 	f.StringVar(&o.note, "note", "", "a `sentence` on the run for its readers, such as \"Other work was running.\"")
@@ -220,7 +225,7 @@ func (b *bench) measure(ctx context.Context) (err error) {
 func (b *bench) wants(p part) bool {
 	w := b.wanted()
 	if w == nil {
-		return b.all || !p.source
+		return !p.named && (b.all || !p.source)
 	}
 	return slices.Contains(w, p.name)
 }

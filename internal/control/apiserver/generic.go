@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,6 +27,8 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
+	"k8s.io/apiserver/pkg/server/mux"
+	"k8s.io/apiserver/pkg/server/routes"
 	"k8s.io/apiserver/pkg/util/openapi"
 	restclient "k8s.io/client-go/rest"
 
@@ -85,8 +88,24 @@ func build(cfg *Config, options func(schema.GroupResource, runtime.Codec, bool) 
 	if cfg.Forwarded != nil {
 		e.server.Handler.NonGoRestfulMux.UnlistedHandlePrefix(forwardPath+"/", serveForwarded(cfg.Forwarded))
 	}
+	e.serveOpenAPI(gc)
 	e.server.PrepareRun()
 	return e, nil
+}
+
+// serveOpenAPI builds the OpenAPI documents when a client first requests one. They take some 10 MB, and most servers are asked for none.
+func (e *engine) serveOpenAPI(c *genericapiserver.RecommendedConfig) {
+	documents := sync.OnceValue(func() http.Handler {
+		m := mux.NewPathRecorderMux("openapi")
+		documents := routes.OpenAPI{Config: c.OpenAPIConfig, V3Config: c.OpenAPIV3Config}
+		documents.InstallV2(e.server.Handler.GoRestfulContainer, m)
+		documents.InstallV3(e.server.Handler.GoRestfulContainer, m)
+		return m
+	})
+	serve := func(w http.ResponseWriter, r *http.Request) { documents().ServeHTTP(w, r) }
+	e.server.Handler.NonGoRestfulMux.HandleFunc("/openapi/v2", serve)
+	e.server.Handler.NonGoRestfulMux.HandleFunc("/openapi/v3", serve)
+	e.server.Handler.NonGoRestfulMux.HandlePrefix("/openapi/v3/", http.HandlerFunc(serve))
 }
 
 // admit limits what a tenant writes, beside the configured admission.
@@ -124,6 +143,7 @@ func (e *engine) genericConfig(sch *kinds.Scheme, authn authenticator.Request) *
 	namer := openapinamer.NewDefinitionNamer(sch.Scheme)
 	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(defs, namer)
 	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(defs, namer)
+	c.SkipOpenAPIInstallation = true // serveOpenAPI installs them
 	c.OpenAPIConfig.Info.Title, c.OpenAPIV3Config.Info.Title = "Barchan", "Barchan"
 	c.BuildHandlerChainFunc = e.buildChains
 	return c

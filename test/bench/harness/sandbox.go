@@ -23,7 +23,10 @@ const DefaultTemplate = "bench-gvisor"
 func templateOf(class string) string { return "bench-" + class }
 
 // Template is as the server's default one, but for what is set.
-type Template struct{ Name, Namespace, Class, Memory string }
+type Template struct {
+	Name, Namespace, Class, Memory string
+	Sandbox                        string // spec.barchan.sandbox in JSON
+}
 
 // ApplyTemplate makes a template.
 func (s *Server) ApplyTemplate(ctx context.Context, t Template) error { return s.Apply(ctx, t.json()) }
@@ -31,8 +34,8 @@ func (s *Server) ApplyTemplate(ctx context.Context, t Template) error { return s
 func (t Template) json() string {
 	return fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxTemplate",
 "metadata":{"name":%q,"namespace":%q},
-"spec":{"podTemplate":{"spec":{"runtimeClassName":%q,"containers":[{"name":"sandbox","image":"barchan.local/base:latest",
-"resources":{"limits":{"cpu":"2","memory":%q}}}]}}}}`, t.Name, cmp.Or(t.Namespace, "default"), cmp.Or(t.Class, "gvisor"), cmp.Or(t.Memory, "512Mi"))
+"spec":{"barchan":{"sandbox":%s},"podTemplate":{"spec":{"runtimeClassName":%q,"containers":[{"name":"sandbox","image":"barchan.local/base:latest",
+"resources":{"limits":{"cpu":"2","memory":%q}}}]}}}}`, t.Name, cmp.Or(t.Namespace, "default"), cmp.Or(t.Sandbox, "{}"), cmp.Or(t.Class, "gvisor"), cmp.Or(t.Memory, "512Mi"))
 }
 
 // Sandbox is a running sandbox and the client of its agent, through the gateway.
@@ -112,9 +115,22 @@ func (s *Server) KillAll(ctx context.Context, all []Sandbox) error {
 // AwaitFew returns when no more sandboxes than n are left.
 func (s *Server) AwaitFew(ctx context.Context, n int) error {
 	return Poll(ctx, 10*Tick, fmt.Sprintf("wait until %d sandboxes are left", n), func(ctx context.Context) (bool, error) {
-		status, err := s.admin.Status(ctx)
-		return err == nil && len(status.Sandboxes) <= n, err
+		phases, err := s.Phases(ctx)
+		all := 0
+		for _, count := range phases {
+			all += count
+		}
+		return err == nil && all <= n, err
 	})
+}
+
+// Phases returns how many sandboxes are in each phase.
+func (s *Server) Phases(ctx context.Context) (map[string]int, error) {
+	status, err := s.admin.Status(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read status: %w", err)
+	}
+	return status.Sandboxes, nil
 }
 
 // Output is what a command wrote, and when.

@@ -84,6 +84,15 @@ func RSS(pid int) (float64, error) {
 	return mib(Field(text, "VmRSS"))
 }
 
+// Available returns the memory that programs of this machine can still get, in MiB.
+func Available() (float64, error) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, fmt.Errorf("read memory: %w", err)
+	}
+	return mib(Field(string(text), "MemAvailable"))
+}
+
 func mib(text string) (float64, error) {
 	kib, err := strconv.ParseFloat(strings.TrimSuffix(text, " kB"), 64)
 	if err != nil {

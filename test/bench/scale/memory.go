@@ -59,7 +59,7 @@ func Memory(ctx context.Context, b *harness.Bench) error {
 
 // idle weighs the server and n idle sandboxes.
 func idle(ctx context.Context, b *harness.Bench, n int) error {
-	if err := harness.Rest(ctx, harness.Settle); err != nil {
+	if err := harness.Rest(ctx, settleTime); err != nil {
 		return err
 	}
 	if err := weighServer(b, n); err != nil {
@@ -76,7 +76,7 @@ func idle(ctx context.Context, b *harness.Bench, n int) error {
 	if err != nil {
 		return err
 	}
-	b.Report.One("memory", fmt.Sprintf("an idle sandbox of %d, PSS of all its processes", n), "MiB", pss/float64(n))
+	b.Report.One("memory", fmt.Sprintf("an idle sandbox of %d, PSS of all its processes", n), "MiB", pss/float64(n)).AtMost(pssBar)
 	all := append(pids, b.Server.PID()) //nolint:gocritic // another list on purpose
 	before := proc.CPU(all)
 	if err := harness.Rest(ctx, harness.Settle); err != nil {

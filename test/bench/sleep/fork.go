@@ -24,11 +24,11 @@ func snapshots(ctx context.Context, b *harness.Bench) error {
 	if err != nil {
 		return err
 	}
-	if err := serveGaps(ctx, b, x); err != nil {
+	if err := b.Server.Serve(ctx, x, gapProgram); err != nil {
 		return err
 	}
 	gap := func() (float64, error) {
-		text, err := visit(ctx, b, x.ID)
+		text, err := b.Server.Visit(ctx, x.ID)
 		if err != nil {
 			return 0, err
 		}

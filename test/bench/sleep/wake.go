@@ -3,7 +3,6 @@ package sleep
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"time"
 
@@ -17,7 +16,6 @@ const (
 	asleepAtOnce  = 200
 	heldBar       = 64 // KiB
 	wakeFreezeBar = 40 // milliseconds
-	gapPort       = 8080
 )
 
 // gapProgram stamps the time every millisecond and keeps the greatest gap. GET / answers with it, in
@@ -44,37 +42,6 @@ threading.Thread(target=stamp, daemon=True).start()
 http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 `
 
-// serveGaps has gapProgram run in the background until it answers.
-func serveGaps(ctx context.Context, b *harness.Bench, x harness.Sandbox) error {
-	if _, err := x.Run(ctx, "/bin/sh", "-c", `setsid python3 -c "$1" >/dev/null 2>&1 &`, "sh", gapProgram); err != nil {
-		return err
-	}
-	return harness.Poll(ctx, harness.Tick, "wait for the program in "+x.ID, func(ctx context.Context) (bool, error) {
-		_, err := visit(ctx, b, x.ID)
-		return err == nil, nil
-	})
-}
-
-// visit requests gapProgram of a sandbox through the gateway.
-func visit(ctx context.Context, b *harness.Bench, id string) (string, error) {
-	base, h := b.Server.REST.SandboxAddress(id, gapPort)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/", nil)
-	if err != nil {
-		return "", fmt.Errorf("make request: %w", err)
-	}
-	req.Header = h
-	res, err := b.Server.REST.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = res.Body.Close() }()
-	body, err := io.ReadAll(res.Body)
-	if err == nil && res.StatusCode != http.StatusOK {
-		err = fmt.Errorf("GET of sandbox %s: %d %s", id, res.StatusCode, body)
-	}
-	return string(body), err
-}
-
 // wakes has a request wake a sandbox, from RAM and from disk.
 func wakes(ctx context.Context, b *harness.Bench) error {
 	for _, from := range []struct {
@@ -93,11 +60,11 @@ func wakes(ctx context.Context, b *harness.Bench) error {
 		if err != nil {
 			return err
 		}
-		if err := serveGaps(ctx, b, x); err != nil {
+		if err := b.Server.Serve(ctx, x, gapProgram); err != nil {
 			return err
 		}
 		running, err := harness.Times(b.Rounds(50), func() error {
-			_, err := visit(ctx, b, x.ID)
+			_, err := b.Server.Visit(ctx, x.ID)
 			return err
 		})
 		if err != nil {
@@ -138,7 +105,7 @@ func wakeByRequest(ctx context.Context, b *harness.Bench, x harness.Sandbox, dis
 		return 0, err
 	}
 	began := time.Now()
-	_, err = visit(ctx, b, x.ID)
+	_, err = b.Server.Visit(ctx, x.ID)
 	return report.Millis(time.Since(began)), err
 }
 
