@@ -143,6 +143,7 @@ type Config struct {
 
 	QuotaSandboxes int               // of each namespace that does not set its own; 0: none, QuotaByMachine
 	QuotaCreates   int               // new sandboxes a second; 0: any number
+	QuotaContents  resource.Quantity // of the objects of a namespace, in bytes; zero: any
 	QuotaStored    resource.Quantity // of snapshots and memory of paused sandboxes, in bytes; zero: any, QuotaByMachine
 	QuotaCPU       resource.Quantity // zero: none
 	QuotaMemory    resource.Quantity // zero: none
@@ -280,6 +281,7 @@ func Default() Config {
 		QuotaSandboxes:      QuotaByMachine,
 		QuotaCreates:        200,
 		QuotaStored:         *resource.NewQuantity(QuotaByMachine, resource.DecimalSI),
+		QuotaContents:       resource.MustParse("256Mi"),
 		QuotaTemplates:      1000,
 		QuotaSnapshots:      10_000,
 		QuotaBuilds:         100,

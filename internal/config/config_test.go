@@ -225,6 +225,7 @@ func TestRefusals(t *testing.T) {
 		{"quota of sandboxes", "quotaSandboxes: -2\n", nil, `quotaSandboxes: -2`},
 		{"quota of stored bytes", "quotaStored: -1Gi\n", nil, `quotaStored: -1Gi is negative, want -1 for the machine's own`},
 		{"quota of templates", "quotaTemplates: -1\n", nil, `quotaTemplates: -1`},
+		{"quota of objects", "quotaContents: -1Gi\n", nil, `quotaContents: -1Gi is negative`},
 		{"quota of keys", "quotaKeys: -1\n", nil, `quotaKeys: -1`},
 		{"quota of CPUs", "quotaCPU: \"-1\"\n", nil, `quotaCPU: -1`},
 		{"quota of memory", "quotaMemory: -1Gi\n", nil, `quotaMemory: -1Gi`},

@@ -109,6 +109,7 @@ func (c *Config) table() []setting.Setting {
 		{Key: "quotaSandboxes", Ptr: &c.QuotaSandboxes, Doc: "sandboxes that a namespace may have without a quota of its own; -1: one for each 16 MiB of the machine's memory, on a cluster any number; 0: any number"},
 		{Key: "quotaCreates", Ptr: &c.QuotaCreates, Doc: "new sandboxes a second that a namespace may have, with bursts of five seconds' worth; 0: any number"},
 		{Key: "quotaStored", Ptr: &c.QuotaStored, Doc: "sum of the sizes of a namespace's snapshots and of the memory of its paused sandboxes on disk; -1: 1Ti, or half of a smaller disk; 0: any"},
+		{Key: "quotaContents", Ptr: &c.QuotaContents, Doc: "sum of the sizes of all objects of a namespace, as JSON and at least 4Ki each; 0: any"},
 		{Key: "quotaCPU", Ptr: &c.QuotaCPU, Doc: "CPUs that a namespace's sandboxes may have together; 0: any number"},
 		{Key: "quotaMemory", Ptr: &c.QuotaMemory, Doc: "memory that a namespace's sandboxes may have together; 0: any amount"},
 		{Key: "quotaVolumes", Ptr: &c.QuotaVolumes, Doc: "volumes that a namespace may have without a quota of its own; 0: any number"},

@@ -364,6 +364,8 @@ func (c *Config) checkQuotas() error {
 		return setting.Invalid("quotaCreates", "%d is negative, want 0 for none, or more", c.QuotaCreates)
 	case c.QuotaStored.Sign() < 0 && c.QuotaStored.CmpInt64(QuotaByMachine) != 0:
 		return setting.Invalid("quotaStored", "%s is negative, want -1 for the machine's own, 0 for any, or more", &c.QuotaStored)
+	case c.QuotaContents.Sign() < 0:
+		return setting.Invalid("quotaContents", "%s is negative, want 0 for any, or more", &c.QuotaContents)
 	case c.QuotaCPU.Sign() < 0:
 		return setting.Invalid("quotaCPU", "%s is negative, want 0 for none, or more", &c.QuotaCPU)
 	case c.QuotaVolumes < 0:

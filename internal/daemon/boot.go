@@ -49,8 +49,9 @@ func (d *Daemon) makeAPI(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	tenants := admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}
 	d.api, err = apiserver.New(apiserver.Config{
-		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Limit: func(l net.Listener) net.Listener { return connlimit.New(l, d.cfg.ClientConnections) }, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Audit: d.audit, Forwarded: http.HandlerFunc(d.serveForwarded), Gate: d.health, Node: d.cfg.NodeSocket != "",
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Limit: func(l net.Listener) net.Listener { return connlimit.New(l, d.cfg.ClientConnections) }, Admission: tenants.After(host.Admit), Bound: tenants.Bound, Pods: d.pods(), Keys: d.tenantOf, Audit: d.audit, Forwarded: http.HandlerFunc(d.serveForwarded), Gate: d.health, Node: d.cfg.NodeSocket != "",
 		Etcd: etcd.Config{
 			Endpoints: d.cfg.EtcdEndpoints, Prefix: d.cfg.EtcdPrefix, CAFile: d.cfg.EtcdCA, CertFile: d.cfg.EtcdCert, KeyFile: d.cfg.EtcdKey,
 			NodeName: d.cfg.NodeName, SecretsKey: d.cfg.SecretsKey, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),

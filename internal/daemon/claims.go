@@ -82,9 +82,13 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 }
 
 func (d *Daemon) makeQuotas() (err error) {
-	d.quotas, err = quota.New(quota.Config{Reader: d.cache, Log: d.cfg.Log, Defaults: quotas.Defaults(&d.cfg.Config), DefaultSize: quota.Size{
+	cfg := quota.Config{Reader: d.cache, Log: d.cfg.Log, Defaults: quotas.Defaults(&d.cfg.Config), DefaultSize: quota.Size{
 		MilliCPU: d.cfg.SandboxCPU.MilliValue(), Memory: d.cfg.SandboxMemory.Value(),
-	}})
+	}}
+	if d.api != nil {
+		cfg.Contents = d.api.Contents
+	}
+	d.quotas, err = quota.New(cfg)
 	return err
 }
 

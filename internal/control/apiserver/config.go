@@ -39,6 +39,8 @@ type Config struct {
 	Audit *auditlog.Log
 	// Admission may be nil.
 	Admission registry.AdmissionFunc
+	// Bound is [registry.Config.Bound], and may be nil.
+	Bound registry.AdmissionFunc
 	// Gate receives the state of the storage. While it is closed, new objects are refused, but for
 	// namespaces and events. It may be nil.
 	Gate *health.Gate

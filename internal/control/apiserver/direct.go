@@ -126,10 +126,20 @@ func (d *Direct) allowed(ctx context.Context, verb string, key client.ObjectKey,
 	return nil
 }
 
+// Contents is [registry.Registry.Contents]. While the server is not running, it fails with errs.ErrUnavailable.
+func (s *Server) Contents(ctx context.Context, namespace string) (int64, error) {
+	l := s.local.Load()
+	if l == nil {
+		return 0, fmt.Errorf("%w: the API server is not running", errs.ErrUnavailable)
+	}
+	return l.registry.Contents(ctx, namespace)
+}
+
 // local is the server for in-process requests.
 type local struct {
 	*drainer
-	stores map[reflect.Type]*registry.Store // by the type of their objects
+	stores   map[reflect.Type]*registry.Store // by the type of their objects
+	registry *registry.Registry
 }
 
 func (e *engine) byType() map[reflect.Type]*registry.Store {

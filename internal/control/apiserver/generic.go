@@ -74,7 +74,7 @@ func build(cfg *Config, options func(schema.GroupResource, runtime.Codec, bool) 
 		return nil, fmt.Errorf("make the generic server: %w", err)
 	}
 	e.registry, err = registry.New(&registry.Config{
-		Scheme: sch, Options: options, Admission: e.admit, FromNode: isNode, Gate: cfg.Gate,
+		Scheme: sch, Options: options, Admission: e.admit, Bound: cfg.Bound, FromNode: isNode, Gate: cfg.Gate,
 	}, resources)
 	if err != nil {
 		e.server.Destroy()
@@ -110,7 +110,7 @@ func (e *engine) serveOpenAPI(c *genericapiserver.RecommendedConfig) {
 
 // admit limits what a tenant writes, beside the configured admission.
 func (e *engine) admit(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-	list := append(tenancy.EndsInTime(ctx, e.registry, obj), tenancy.FitsNamespace(ctx, e.registry, obj)...)
+	list := tenancy.EndsInTime(ctx, e.registry, obj)
 	if e.admitted != nil {
 		list = append(list, e.admitted(ctx, obj, old)...)
 	}

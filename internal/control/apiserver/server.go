@@ -135,7 +135,7 @@ func (s *Server) startLocked(ctx context.Context) error {
 	s.undo = append(s.undo, cancel)
 	s.engine.server.RunPostStartHooks(run)
 	inside := newDrainer(run, s.engine.inside)
-	s.local.Store(&local{inside, s.engine.byType()})
+	s.local.Store(&local{inside, s.engine.byType(), s.engine.registry})
 	s.undo = append(s.undo, func() {
 		s.local.Store(nil)
 		inside.drain()

@@ -180,7 +180,7 @@ func New(cfg Config) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		m.Volumes = &volumes.Service{Objects: cfg.Objects, Cache: cfg.Cache, Files: cfg.VolumeFiles, Log: log, TokenKey: key, Gate: cfg.Gate}
+		m.Volumes = &volumes.Service{Objects: cfg.Objects, Quota: cfg.Quota, Cache: cfg.Cache, Files: cfg.VolumeFiles, Log: log, TokenKey: key, Gate: cfg.Gate}
 	}
 	hasher, err := idempotency.NewHasher(cfg.Tokens)
 	if err != nil {

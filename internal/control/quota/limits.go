@@ -29,6 +29,8 @@ const (
 	// AnnotationCreates is a whole number, the new sandboxes a second. AnnotationStored is a quantity, "100Gi".
 	AnnotationCreates = AnnotationPrefix + "creates"
 	AnnotationStored  = AnnotationPrefix + "stored"
+	// AnnotationContents is a quantity, "256Mi"; 0 refuses every object.
+	AnnotationContents = AnnotationPrefix + "contents"
 )
 
 // Values of AnnotationCounts.
@@ -57,6 +59,8 @@ type Limits struct {
 	Creates Limit
 	// Stored is the sum of the sizes of a namespace's snapshots and of the memory of its paused sandboxes on disk, in bytes.
 	Stored Limit
+	// Contents is the sum of the sizes of all objects, in bytes.
+	Contents Limit
 	// Objects bound the numbers of objects by [Kind].
 	Objects [kinds]Limit
 	// CountPaused counts paused sandboxes like running ones.
@@ -93,6 +97,7 @@ func of(ns *corev1.Namespace, defaults Limits) (limits Limits, faults []error) {
 	set(AnnotationVolumeCapacity, &limits.VolumeCapacity, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
 	set(AnnotationCreates, &limits.Creates, parseCount)
 	set(AnnotationStored, &limits.Stored, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
+	set(AnnotationContents, &limits.Contents, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
 	for _, kind := range Kinds() {
 		set(kind.Annotation(), &limits.Objects[kind], parseCount)
 	}

@@ -114,6 +114,9 @@ func (q *Quotas) Add(ctx context.Context, o client.Object) (release func(), err 
 		return func() {}, nil
 	}
 	limits, err := q.limits(ctx, o.GetNamespace())
+	if err == nil {
+		err = q.checkContents(ctx, o.GetNamespace(), &limits, 1)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -43,6 +43,8 @@ type Config struct {
 	// Reader and Log are required.
 	Reader Reader
 	Log    *slog.Logger
+	// Contents returns the sum of the sizes of a namespace's objects, in bytes. Nil: Limits.Contents is not applied.
+	Contents func(ctx context.Context, namespace string) (int64, error)
 	// Defaults apply to each field that the annotations of a namespace do not set. Zero: unlimited.
 	Defaults Limits
 	// DefaultSize is the size of a sandbox whose template sets no limits. Default 2 cores and 1 GiB.
@@ -59,6 +61,7 @@ type Quotas struct {
 	namespaces map[string]*namespaceUsage // +checklocks:mu
 	logged     map[string]string          // the last logged annotation errors by namespace; +checklocks:mu
 	rates      map[string]*rate.Limiter   // of creates by namespace; +checklocks:mu
+	writes     map[string]*rate.Limiter   // of bytes by namespace; +checklocks:mu
 	objects    map[counter]*objects       // +checklocks:mu
 	woken      []func()                   // what unlock calls; +checklocks:mu
 }
@@ -110,7 +113,7 @@ func New(cfg Config) (*Quotas, error) {
 	cfg.DefaultSize.Memory = cmp.Or(cfg.DefaultSize.Memory, 1<<30)
 	return &Quotas{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "quota"),
-		namespaces: map[string]*namespaceUsage{}, logged: map[string]string{}, rates: map[string]*rate.Limiter{}, objects: map[counter]*objects{},
+		namespaces: map[string]*namespaceUsage{}, logged: map[string]string{}, rates: map[string]*rate.Limiter{}, writes: map[string]*rate.Limiter{}, objects: map[counter]*objects{},
 	}, nil
 }
 
@@ -153,6 +156,11 @@ func (q *Quotas) hold(ctx context.Context, req Request, w *Waiter) (*Reservation
 	limits, err := q.limits(ctx, req.Namespace)
 	if err != nil {
 		return nil, err
+	}
+	if !req.Paused {
+		if err := q.checkContents(ctx, req.Namespace, &limits, 1); err != nil {
+			return nil, err
+		}
 	}
 	if limits.none() || (req.Paused && limits.CountPaused) {
 		return nil, nil //nolint:nilnil // a nil Reservation is valid
@@ -201,6 +209,9 @@ func (q *Quotas) takeNewLocked(namespace string, b *namespaceUsage, limits *Limi
 // is an errs.ErrExhausted.
 func (q *Quotas) AddPaused(ctx context.Context, namespace string) error {
 	limits, err := q.limits(ctx, namespace)
+	if err == nil {
+		err = q.checkContents(ctx, namespace, &limits, 1)
+	}
 	if err != nil || limits.none() {
 		return err
 	}

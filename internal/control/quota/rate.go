@@ -17,6 +17,10 @@ const (
 	Burst = 5
 	// rateRecheck is how often a waiting request that met the rate tries again.
 	rateRecheck = 50 * time.Millisecond
+	// WriteRate and WriteBurst bound what a tenant writes of objects itself, in bytes a second and at once: the store keeps each version
+	// for some minutes.
+	WriteRate  = 2 << 20
+	WriteBurst = 64 << 20
 	// maxRates bounds the limiters; beyond it all begin anew.
 	maxRates = 4096
 )
@@ -31,18 +35,62 @@ func (q *Quotas) takeRateLocked(namespace string, most Limit) error {
 	if !most.Set {
 		return nil
 	}
-	l := q.rates[namespace]
-	if l == nil || l.Limit() != rate.Limit(most.Most) {
-		if len(q.rates) >= maxRates {
-			clear(q.rates)
-		}
-		l = rate.NewLimiter(rate.Limit(most.Most), int(min(most.Most, 1<<30))*Burst)
-		q.rates[namespace] = l
-	}
-	if l.Allow() {
+	if limiter(q.rates, namespace, most.Most, int(min(most.Most, 1<<30))*Burst).Allow() {
 		return nil
 	}
 	return errs.Public(fmt.Errorf("%w: %w", errs.ErrExhausted, errRate), fmt.Sprintf("quota of the namespace: at most %d new sandboxes a second; try again, or wait with the header Barchan-Queue-Timeout", most.Most))
+}
+
+// limiter returns the limiter of a namespace.
+func limiter(of map[string]*rate.Limiter, namespace string, most int64, burst int) *rate.Limiter {
+	l := of[namespace]
+	if l == nil || l.Limit() != rate.Limit(most) {
+		if len(of) >= maxRates {
+			clear(of)
+		}
+		l = rate.NewLimiter(rate.Limit(most), burst)
+		of[namespace] = l
+	}
+	return l
+}
+
+// Write counts an object of size bytes that a tenant writes, more of which are new. It refuses one that is too much for the rate of the
+// namespace, or for the sum of its objects if more is positive, with an errs.ErrExhausted. Requests at the same time can exceed
+// the sum by what they add.
+func (q *Quotas) Write(ctx context.Context, namespace string, size, more int64) error {
+	limits, err := q.limits(ctx, namespace)
+	if err == nil {
+		err = q.checkContents(ctx, namespace, &limits, more)
+	}
+	if err != nil {
+		return err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if limiter(q.writes, namespace, WriteRate, WriteBurst).AllowN(time.Now(), int(size)) {
+		return nil
+	}
+	return errs.Public(fmt.Errorf("%w: %w", errs.ErrExhausted, errRate), fmt.Sprintf("quota of the namespace: at most %s of objects are written a second; try again", bytes(WriteRate)))
+}
+
+// CheckContents refuses another object, as Write does. It counts none.
+func (q *Quotas) CheckContents(ctx context.Context, namespace string) error {
+	limits, err := q.limits(ctx, namespace)
+	if err != nil {
+		return err
+	}
+	return q.checkContents(ctx, namespace, &limits, 1)
+}
+
+func (q *Quotas) checkContents(ctx context.Context, namespace string, l *Limits, more int64) error {
+	if q.cfg.Contents == nil || !l.Contents.Set || more <= 0 {
+		return nil
+	}
+	used, err := q.cfg.Contents(ctx, namespace)
+	if err != nil || used+more <= l.Contents.Most {
+		return err
+	}
+	return errs.Public(errs.ErrExhausted, fmt.Sprintf("quota of the namespace: at most %s of objects (%s); they have %s, delete some", bytes(l.Contents.Most), AnnotationContents, bytes(used)))
 }
 
 // CheckStored refuses to store more in a namespace whose snapshots and paused sandboxes have as much on disk as they may, with an

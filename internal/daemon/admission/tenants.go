@@ -5,9 +5,7 @@ package admission
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"math"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -35,15 +33,53 @@ func (t Tenants) After(onHost registry.AdmissionFunc) registry.AdmissionFunc {
 	return func(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 		list := onHost(ctx, obj, old)
 		if tenant, ok := tenancy.Of(ctx); ok && len(list) == 0 {
-			if list = checkSize(obj, old); len(list) == 0 {
-				list = t.admitTenant(ctx, tenant, obj, old)
-			}
-			if len(list) == 0 {
+			if list = t.admitTenant(ctx, tenant, obj, old); len(list) == 0 {
 				list = t.checkObjects(ctx, tenant, obj, old)
 			}
 		}
 		return list
 	}
+}
+
+// Bound refuses what a tenant writes that is too large, too much for its namespace, or another membership of a warm pool. Unlike the rest
+// it is for metadata too.
+func (t Tenants) Bound(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	if tenant, ok := tenancy.Of(ctx); ok {
+		return t.checkBound(ctx, tenant, obj, old)
+	}
+	return nil
+}
+
+func (t Tenants) checkBound(ctx context.Context, tenant tenancy.Tenant, obj, old runtime.Object) field.ErrorList {
+	size, was := registry.Size(obj), int64(0)
+	if old != nil {
+		was = registry.Size(old)
+	}
+	if list := append(checkSize(obj, size, was), checkMember(obj, old)...); len(list) > 0 {
+		return list
+	}
+	if err := t.Quotas().Write(ctx, tenant.Namespace, size, size-was); err != nil {
+		return forbidden(field.NewPath("metadata"), err)
+	}
+	return nil
+}
+
+// checkMember refuses a tenant's change of the pool that a sandbox belongs to: members do not count against the quota.
+func checkMember(obj, old runtime.Object) field.ErrorList {
+	s, is := obj.(*agents.Sandbox)
+	if !is {
+		return nil
+	}
+	before, _ := old.(*agents.Sandbox)
+	if before == nil {
+		before = &agents.Sandbox{}
+	}
+	now, has := s.Labels[agents.LabelWarmPoolSandbox]
+	was, had := before.Labels[agents.LabelWarmPoolSandbox]
+	if now == was && has == had {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(field.NewPath("metadata", "labels").Key(agents.LabelWarmPoolSandbox), "only the server may set or change it")}
 }
 
 // The sizes that an object of a tenant may have, as JSON. Caches have copies of each, and etcd has several revisions. Templates, and what
@@ -53,26 +89,17 @@ const (
 	maxTemplate = 512 << 10
 )
 
-// checkSize refuses an object that is too large, unless it was as large before.
-func checkSize(obj, old runtime.Object) field.ErrorList {
-	most := maxObject
+// checkSize refuses an object of size bytes that is too large, unless it was as large before.
+func checkSize(obj runtime.Object, size, was int64) field.ErrorList {
+	most := int64(maxObject)
 	switch obj.(type) {
 	case *extensions.SandboxTemplate, *barchan.TemplateBuild, *corev1.Secret:
 		most = maxTemplate
 	}
-	size := sizeOf(obj)
-	if size <= most || old != nil && size <= sizeOf(old) {
+	if size <= most || size <= was {
 		return nil
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("spec"), fmt.Sprintf("the object has %d bytes as JSON, and may have %d; put large values into files, or into the image", size, most))}
-}
-
-func sizeOf(obj runtime.Object) int {
-	text, err := json.Marshal(obj)
-	if err != nil {
-		return math.MaxInt
-	}
-	return len(text)
 }
 
 // admitTenant refuses a weaker isolation than the server's own choice, and what is beyond the

@@ -20,7 +20,7 @@ func Defaults(cfg *config.Config) quota.Limits {
 	limit := func(n int64) quota.Limit { return quota.Limit{Set: n > 0, Most: n} }
 	return quota.Limits{
 		Sandboxes: limit(sandboxes(cfg)), Creates: limit(int64(cfg.QuotaCreates)), MilliCPU: limit(cfg.QuotaCPU.MilliValue()),
-		Volumes: limit(int64(cfg.QuotaVolumes)), VolumeCapacity: limit(cfg.QuotaVolumeCapacity.Value()), Stored: limit(stored(cfg)),
+		Volumes: limit(int64(cfg.QuotaVolumes)), VolumeCapacity: limit(cfg.QuotaVolumeCapacity.Value()), Stored: limit(stored(cfg)), Contents: limit(cfg.QuotaContents.Value()),
 		Memory: limit(cfg.QuotaMemory.Value()), CountPaused: cfg.QuotaCounts == config.QuotaAll,
 		Objects: [...]quota.Limit{
 			quota.Templates: limit(int64(cfg.QuotaTemplates)), quota.Snapshots: limit(int64(cfg.QuotaSnapshots)), quota.Builds: limit(int64(cfg.QuotaBuilds)),
@@ -48,6 +48,7 @@ func Texts(cfg *config.Config) map[string]string {
 	bytes(quota.AnnotationMemory, l.Memory)
 	bytes(quota.AnnotationVolumeCapacity, l.VolumeCapacity)
 	bytes(quota.AnnotationStored, l.Stored)
+	bytes(quota.AnnotationContents, l.Contents)
 	for _, kind := range quota.Kinds() {
 		count(kind.Annotation(), l.Objects[kind])
 	}

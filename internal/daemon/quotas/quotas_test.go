@@ -16,7 +16,7 @@ func TestTexts(t *testing.T) {
 	cfg.QuotaSandboxes, cfg.QuotaCreates, cfg.QuotaVolumes = 7, 200, 0
 	cfg.QuotaCPU, cfg.QuotaMemory, cfg.QuotaStored = resource.MustParse("2.5"), resource.MustParse("16Gi"), resource.MustParse("1Ti")
 	want := map[string]string{
-		"sandboxes": "7", "creates": "200", "cpu": "2500m", "memory": "16Gi", "stored": "1Ti",
+		"sandboxes": "7", "creates": "200", "cpu": "2500m", "memory": "16Gi", "stored": "1Ti", "contents": "256Mi",
 		"templates": "1000", "snapshots": "10000", "builds": "100", "webhooks": "50", "keys": "1000",
 	}
 	if got := quotas.Texts(&cfg); !maps.Equal(got, want) {

@@ -37,6 +37,7 @@ func limits() []limit {
 		{"volumes", "volumes", false},
 		{"volume-capacity", "sum of the capacities of volumes", true},
 		{"stored", "sizes of snapshots, and of the memory of paused sandboxes on disk", true},
+		{"contents", "sum of the sizes of all objects, each 4Ki or more", true},
 		{"templates", "templates, each tag being one", false},
 		{"snapshots", "snapshots, the layers of builds included", false},
 		{"builds", "template builds that have not ended", false},

@@ -2,6 +2,7 @@ package pods
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -63,6 +64,10 @@ func (f forwarder) dial(ctx context.Context, port uint16) (net.Conn, error) {
 }
 
 func (f forwarder) PortForward(_ context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
+	if _, ok := f.forwards.Take(f.s.Namespace, maxForwards); !ok {
+		return fmt.Errorf("namespace %s has %d connections of port-forward open; close some", f.s.Namespace, maxForwards)
+	}
+	defer f.forwards.Release(f.s.Namespace)
 	ctx, cancel := context.WithCancel(f.ctx)
 	defer cancel()
 	conn, err := f.dial(ctx, uint16(port)) //nolint:contextcheck // the parameter never ends

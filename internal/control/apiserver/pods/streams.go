@@ -20,10 +20,14 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/inflight"
 )
 
 // streamIdle ends a stream without traffic after the time that a kubelet allows.
 const streamIdle = 4 * time.Hour
+
+// maxForwards bounds the connections of port-forward of a namespace: one request carries any number, and each takes a descriptor.
+const maxForwards = 1000
 
 // Command is a command to run in a sandbox, with its streams.
 type Command struct {
@@ -57,6 +61,8 @@ type Runtime interface {
 type host struct {
 	sandboxes rest.Getter
 	Runtime
+	// forwards are the connections of port-forward that are open, by namespace.
+	forwards inflight.Counter[string]
 }
 
 // stream is a subresource of Pods that a handler serves.
@@ -71,7 +77,7 @@ var _ rest.Connecter = (*stream)(nil)
 
 // streams returns the subresources by name.
 func streams(sandboxes rest.Getter, r Runtime) map[string]*stream {
-	h, both := &host{sandboxes, r}, []string{http.MethodGet, http.MethodPost}
+	h, both := &host{sandboxes: sandboxes, Runtime: r}, []string{http.MethodGet, http.MethodPost}
 	return map[string]*stream{
 		"exec":        {h, both, true, h.exec},
 		"portforward": {h, both, true, h.portForward},

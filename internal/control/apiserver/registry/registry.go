@@ -42,6 +42,8 @@ type Config struct {
 	Options func(gr schema.GroupResource, codec runtime.Codec, cached bool) generic.RESTOptions
 	// Admission may be nil.
 	Admission AdmissionFunc
+	// Bound may be nil. It is called on every create and update, also of metadata alone, so it must let pass what exists.
+	Bound AdmissionFunc
 	// FromNode reports whether a request is the node's, which may change little of an object that exists.
 	FromNode func(context.Context) bool
 	// Gate refuses new objects while it is closed, but for namespaces and events. It may be nil.
@@ -50,19 +52,21 @@ type Config struct {
 
 // Registry holds the stores of all kinds.
 type Registry struct {
-	Stores []*Store
-	gate   *namespaceGate
+	Stores   []*Store
+	gate     *namespaceGate
+	contents contents
 }
 
 // New opens the storage of every resource and starts its watch cache; Destroy stops them.
 func New(cfg *Config, resources []*kinds.Resource) (*Registry, error) {
-	r := &Registry{gate: &namespaceGate{closing: map[string]types.UID{}}}
+	r := &Registry{gate: &namespaceGate{closing: map[string]types.UID{}}, contents: contents{namespaces: map[string]*namespaceContents{}}}
 	for _, res := range resources {
 		s, err := newStore(cfg, res, r.gate)
 		if err != nil {
 			r.Destroy()
 			return nil, err
 		}
+		s.countInto(&r.contents)
 		r.Stores = append(r.Stores, s)
 	}
 	r.gate.namespaces = r.Store("Namespace")

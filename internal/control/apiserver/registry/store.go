@@ -45,7 +45,7 @@ var (
 )
 
 func newStore(cfg *Config, r *kinds.Resource, gate *namespaceGate) (*Store, error) {
-	st := strategy{ObjectTyper: cfg.Scheme.Scheme, NameGenerator: names.SimpleNameGenerator, r: r, admit: cfg.Admission}
+	st := strategy{ObjectTyper: cfg.Scheme.Scheme, NameGenerator: names.SimpleNameGenerator, r: r, admit: cfg.Admission, bound: cfg.Bound}
 	gr := r.GroupResource()
 	s := &Store{Kind: r, cfg: cfg, gate: gate}
 	s.Store = &genericregistry.Store{
@@ -200,6 +200,7 @@ type statusREST struct{ store *genericregistry.Store }
 
 func newStatusREST(s *Store) *statusREST {
 	sub := *s.Store
+	sub.AfterUpdate = nil // status does not count
 	st := statusStrategy{s.UpdateStrategy.(strategy)}
 	sub.UpdateStrategy, sub.ResetFieldsStrategy = st, st
 	return &statusREST{&sub}

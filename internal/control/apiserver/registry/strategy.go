@@ -19,8 +19,8 @@ import (
 type strategy struct {
 	runtime.ObjectTyper
 	names.NameGenerator
-	r     *kinds.Resource
-	admit AdmissionFunc
+	r            *kinds.Resource
+	admit, bound AdmissionFunc
 }
 
 func (s strategy) NamespaceScoped() bool { return s.r.Namespaced }
@@ -89,16 +89,24 @@ func (s strategy) changed(o, old runtime.Object) bool {
 }
 
 func (s strategy) Validate(ctx context.Context, o runtime.Object) field.ErrorList {
-	return append(s.validateName(o), s.validateRules(ctx, o, nil)...)
+	return append(append(s.checkBound(ctx, o, nil), s.validateName(o)...), s.validateRules(ctx, o, nil)...)
 }
 
-// ValidateUpdate implements the update strategy. It skips an object whose spec did not change:
-// stricter rules would otherwise keep its finalizers, and so the object, in place.
+// ValidateUpdate implements the update strategy. It skips the rules of an object whose spec did not change:
+// stricter ones would otherwise keep its finalizers, and so the object, in place.
 func (s strategy) ValidateUpdate(ctx context.Context, o, old runtime.Object) field.ErrorList {
-	if !s.changed(o, old) {
-		return nil
+	errs := s.checkBound(ctx, o, old)
+	if len(errs) > 0 || !s.changed(o, old) {
+		return errs
 	}
 	return s.validateRules(ctx, o, old)
+}
+
+func (s strategy) checkBound(ctx context.Context, o, old runtime.Object) field.ErrorList {
+	if s.bound == nil {
+		return nil
+	}
+	return s.bound(ctx, o, old)
 }
 
 func (s strategy) validateRules(ctx context.Context, o, old runtime.Object) (errs field.ErrorList) {

@@ -5,12 +5,8 @@ package tenancy
 import (
 	"context"
 	"fmt"
-	"reflect"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -90,59 +86,4 @@ func EndsInTime(ctx context.Context, r *registry.Registry, obj runtime.Object) f
 		return nil
 	}
 	return field.ErrorList{field.Forbidden(path, "must be set, and not later than "+maker.UTC().Format(time.RFC3339)+", when the key ends that makes this one")}
-}
-
-// What the Secrets and ConfigMaps of a tenant's namespace may come to, so that no tenant fills the object store.
-const (
-	maxObjects = 1000
-	maxBytes   = 64 << 20
-)
-
-// FitsNamespace refuses a Secret or ConfigMap, written by a tenant, beyond what a namespace may have. Requests
-// at the same time can exceed it by what they add.
-func FitsNamespace(ctx context.Context, r *registry.Registry, obj runtime.Object) field.ErrorList {
-	tenant, isTenant := Of(ctx)
-	size := dataSize(obj)
-	if !isTenant || size < 0 {
-		return nil
-	}
-	count, sum := 1, size
-	ctx, self := genericapirequest.WithNamespace(ctx, tenant.Namespace), obj.(metav1.Object).GetName()
-	for _, kind := range []string{"Secret", "ConfigMap"} {
-		list, err := r.Store(kind).List(ctx, &metainternalversion.ListOptions{ResourceVersion: "0"})
-		if err != nil {
-			return field.ErrorList{field.InternalError(field.NewPath("data"), fmt.Errorf("list what the namespace has: %w", err))}
-		}
-		_ = meta.EachListItem(list, func(o runtime.Object) error { // fails for what is no list
-			if o.(metav1.Object).GetName() != self || reflect.TypeOf(o) != reflect.TypeOf(obj) {
-				count, sum = count+1, sum+dataSize(o)
-			}
-			return nil
-		})
-	}
-	if count <= maxObjects && sum <= maxBytes {
-		return nil
-	}
-	return field.ErrorList{field.Forbidden(field.NewPath("data"),
-		fmt.Sprintf("the Secrets and ConfigMaps of a namespace may be %d with %d MiB; delete some first", maxObjects, maxBytes>>20))}
-}
-
-// dataSize returns the bytes in a Secret or ConfigMap, its keys included; -1 for any other object.
-func dataSize(obj runtime.Object) (n int) {
-	switch o := obj.(type) {
-	case *corev1.Secret:
-		for k, v := range o.Data {
-			n += len(k) + len(v)
-		}
-	case *corev1.ConfigMap:
-		for k, v := range o.Data {
-			n += len(k) + len(v)
-		}
-		for k, v := range o.BinaryData {
-			n += len(k) + len(v)
-		}
-	default:
-		return -1
-	}
-	return n
 }

@@ -1,7 +1,6 @@
 package claim
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,7 +33,8 @@ type reconciler struct {
 	late bool
 	took *prometheus.HistogramVec
 	// upstream is the same by agent-sandbox's name.
-	upstream *prometheus.HistogramVec
+	upstream  *prometheus.HistogramVec
+	templates templateLabels
 	// named holds written claims that the cache may not show yet.
 	named    *assumecache.Claims
 	attempts *attemptCache
@@ -327,7 +327,7 @@ func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) e
 	launch := s.Labels[agents.LabelLaunchType]
 	took := time.Since(w.known.since)
 	r.took.WithLabelValues(launch).Observe(took.Seconds())
-	r.upstream.WithLabelValues(launch, cmp.Or(s.Annotations[agents.AnnotationTemplateRef], "__unknown__")).Observe(float64(took.Milliseconds()))
+	r.upstream.WithLabelValues(launch, r.templates.label(s.Annotations[agents.AnnotationTemplateRef])).Observe(float64(took.Milliseconds()))
 	r.Log.InfoContext(ctx, "claim served", telemetry.Namespace, s.Namespace, telemetry.Name, w.req.Name, telemetry.Sandbox, s.Name, "launch", launch, telemetry.Duration, took)
 	if launch != agents.LaunchWarm { // the status has all that there is to say of a warm one
 		r.recordEvent(w, corev1.EventTypeNormal, "Claimed", fmt.Sprintf("sandbox %s, started %s, is the claim's", s.Name, launch))

@@ -34,6 +34,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/volumetree"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
 const (
@@ -69,7 +70,9 @@ type Service struct {
 	Objects sandboxes.Objects
 	Cache   Cache
 	Files   Files
-	Log     *slog.Logger
+	// Quota refuses a volume beyond the sum of its namespace's objects; nil: none.
+	Quota *quota.Quotas
+	Log   *slog.Logger
 	// TokenKey signs the tokens of volumes.
 	TokenKey []byte
 	// Gate refuses new volumes and uploads while the server is degraded. Nil: never.
@@ -157,7 +160,13 @@ func (s *Service) Create(ctx context.Context, namespace string, n New) (Volume, 
 
 // write makes the volume's object.
 func (s *Service) write(ctx context.Context, v *barchan.Volume, key map[string][]byte, name string) (*barchan.Volume, error) {
-	err := s.Objects.Create(ctx, v)
+	var err error
+	if s.Quota != nil {
+		err = s.Quota.CheckContents(ctx, v.Namespace)
+	}
+	if err == nil {
+		err = s.Objects.Create(ctx, v)
+	}
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		has, err := s.unfinished(ctx, v, key)
