@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 const key = "e2b_0123"
@@ -109,30 +108,6 @@ func TestListReadsAllPages(t *testing.T) {
 	}
 	if fmt.Sprint(f.filter) != fmt.Sprint(want) || f.states != "running,paused" {
 		t.Errorf("filter %v, states %s", f.filter, f.states)
-	}
-}
-
-// TestPagesAhead: the next page is requested while the one before is read, so that server and client work at once.
-func TestPagesAhead(t *testing.T) {
-	second := make(chan struct{})
-	c := testClient(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Query().Get("nextToken") != "" {
-			close(second)
-			fmt.Fprint(w, `[{"sandboxID":"2"}]`)
-			return
-		}
-		w.Header().Set("X-Next-Token", "two")
-		w.WriteHeader(http.StatusOK)
-		w.(http.Flusher).Flush() //nolint:forcetypeassert // as the server makes it
-		select {
-		case <-second:
-			fmt.Fprint(w, `[{"sandboxID":"1"}]`)
-		case <-time.After(eventually.Patience):
-		}
-	}), key)
-	got, err := c.List(t.Context(), ListOptions{})
-	if err != nil || len(got) != 2 || got[0].SandboxID != "1" || got[1].SandboxID != "2" {
-		t.Errorf("got %+v, %v; want 1 and 2", got, err)
 	}
 }
 

@@ -4,7 +4,6 @@ package rest
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,16 +14,11 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
 // pageSize is the maximum of our servers; E2B returns at most 100.
 const pageSize = 1000
-
-// pagesAtOnce are the pages that are decoded at the same time, beyond which the next is not requested yet.
-const pagesAtOnce = 2
 
 // A request that is refused for its rate is sent again so often, if the server says when, as by E2B's SDKs.
 const (
@@ -47,49 +41,30 @@ func (c *Client) Do(req *http.Request) (*http.Response, error) {
 	return c.HTTP.Do(req)
 }
 
-// Pages reads all pages of a list, or until it has limit items; zero: no limit, and it decodes a page while it requests the next.
+// Pages reads all pages of a list, or until it has limit items; zero: no limit.
 func Pages[T any](ctx context.Context, c *Client, path string, q url.Values, limit int) ([]T, error) {
-	var pages []*[]T
-	var decoding errgroup.Group
-	decoding.SetLimit(pagesAtOnce)
-	err := func() error {
-		for have := 0; ; {
-			size := pageSize
-			if limit > 0 {
-				size = min(size, limit-have)
-			}
-			q.Set("limit", strconv.Itoa(size))
-			res, err := c.Send(ctx, http.MethodGet, path, q, nil) //nolint:bodyclose // Decode does
-			if err != nil {
-				return err
-			}
-			page := new([]T)
-			pages = append(pages, page)
-			decoding.Go(func() error { return Decode(res, path, page) })
-			if limit > 0 { // a server may return fewer than were requested
-				if err := decoding.Wait(); err != nil {
-					return err
-				}
-				have += len(*page)
-			}
-			next := res.Header.Get("X-Next-Token")
-			if next == "" || (limit > 0 && have >= limit) {
-				return nil
-			}
-			if next == q.Get("nextToken") {
-				return fmt.Errorf("list %s: the server repeats a page: %w", path, errs.ErrUnavailable)
-			}
-			q.Set("nextToken", next)
-		}
-	}()
-	if err = cmp.Or(err, decoding.Wait()); err != nil {
-		return nil, err
-	}
 	all := []T{}
-	for _, page := range pages {
-		all = append(all, *page...)
+	for {
+		size := pageSize
+		if limit > 0 {
+			size = min(size, limit-len(all))
+		}
+		q.Set("limit", strconv.Itoa(size))
+		var page []T
+		h, err := c.Call(ctx, http.MethodGet, path, q, nil, &page)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page...)
+		next := h.Get("X-Next-Token")
+		if next == "" || (limit > 0 && len(all) >= limit) {
+			return all, nil
+		}
+		if next == q.Get("nextToken") {
+			return nil, fmt.Errorf("list %s: the server repeats a page: %w", path, errs.ErrUnavailable)
+		}
+		q.Set("nextToken", next)
 	}
-	return all, nil
 }
 
 // Fetch is a Call that returns the response's value.
