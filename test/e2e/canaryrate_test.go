@@ -145,7 +145,7 @@ func (s *server) visitCanary(id string) (answer string, err error) {
 
 // within is eventually.NoError for any goroutine.
 func within(what string, check func() error) error {
-	for end := time.Now().Add(eventually.Patience); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // it polls
+	for end := time.Now().Add(eventually.Patience); ; time.Sleep(5 * time.Millisecond) {
 		err := check()
 		if err == nil {
 			return nil

@@ -67,7 +67,7 @@ func TestContents(t *testing.T) {
 // finalizers have no largest number.
 func TestBoundSeesMetadata(t *testing.T) {
 	s := start(t, func(c *apiserver.Config) {
-		c.Bound = func(_ context.Context, obj, old runtime.Object) field.ErrorList {
+		c.Bound = func(_ context.Context, obj, _ runtime.Object) field.ErrorList {
 			if o := obj.(metav1.Object); o.GetLabels()["large"] == "" {
 				return nil
 			}

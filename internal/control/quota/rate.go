@@ -17,9 +17,9 @@ const (
 	Burst = 5
 	// rateRecheck is how often a waiting request that met the rate tries again.
 	rateRecheck = 50 * time.Millisecond
-	// WriteRate and WriteBurst bound what a tenant writes of objects itself, in bytes a second and at once: the store keeps each version
-	// for some minutes.
-	WriteRate  = 2 << 20
+	// WriteRate bounds what a tenant writes of objects itself, in bytes a second: the store keeps each version for some minutes.
+	WriteRate = 2 << 20
+	// WriteBurst is how many bytes it may write at once.
 	WriteBurst = 64 << 20
 	// maxRates bounds the limiters; beyond it all begin anew.
 	maxRates = 4096

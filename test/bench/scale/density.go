@@ -162,8 +162,8 @@ func (d *density) open(ctx context.Context, n int) error {
 	}
 	using, stop := context.WithCancel(ctx)
 	u := &usage{server: d.Server}
-	used := make(chan error, 1)
-	go func() { used <- u.run(using, d) }()
+	var used sync.WaitGroup
+	used.Go(func() { u.run(using, d) })
 	err = d.openAll(ctx, n)
 	if err == nil {
 		err = harness.Rest(ctx, settleTime)
@@ -177,7 +177,8 @@ func (d *density) open(ctx context.Context, n int) error {
 		phases, err = d.Server.Phases(ctx)
 	}
 	stop()
-	if err = errors.Join(err, <-used); err != nil {
+	used.Wait()
+	if err != nil {
 		return err
 	}
 	all := d.list()
@@ -302,10 +303,10 @@ type usage struct {
 }
 
 // run requests one of activePart sandboxes every useEvery, until ctx is done.
-func (u *usage) run(ctx context.Context, d *density) error {
+func (u *usage) run(ctx context.Context, d *density) {
 	for round := time.Now(); ; round = round.Add(useEvery) {
 		if harness.Rest(ctx, time.Until(round)) != nil {
-			return nil
+			return
 		}
 		for i, x := range d.list() {
 			if i%activePart != 0 {
@@ -314,7 +315,7 @@ func (u *usage) run(ctx context.Context, d *density) error {
 			began := time.Now()
 			word, err := u.server.Visit(ctx, x.ID)
 			if ctx.Err() != nil {
-				return nil
+				return
 			}
 			if err != nil || strings.TrimSpace(word) != x.word {
 				d.Logf("sandbox %s answered %q, want %q: %v", x.ID, word, x.word, err)
