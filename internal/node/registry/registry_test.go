@@ -56,6 +56,8 @@ func TestIndexes(t *testing.T) {
 		u.SetRow(nil)
 		g.Drop(u)
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	if n := len(g.byID) + len(g.byName) + len(g.byAddress); n > 0 {
 		t.Errorf("%d entries are left of no handles", n)
 	}
