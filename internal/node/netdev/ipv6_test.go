@@ -2,6 +2,7 @@ package netdev
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 )
 
 // withSubnet6 gives a test's network its own IPv6 range.
@@ -24,11 +27,16 @@ func reach(t *testing.T, path string, to netip.AddrPort, limit time.Duration) er
 	try := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		defer cancel()
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
-		if err != nil {
-			return err
+		for {
+			c, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
+			if errors.Is(err, unix.EHOSTUNREACH) && lifecycle.Sleep(ctx, 10*time.Millisecond) {
+				continue // the kernel adds the route to an address a moment after the address
+			}
+			if err != nil {
+				return err
+			}
+			return c.Close()
 		}
-		return c.Close()
 	}
 	if path == "" {
 		return try()
