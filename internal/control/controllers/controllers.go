@@ -36,8 +36,6 @@ const (
 	firstStatusDelay = 10 * time.Second
 	// longestStart is how long the start of a pool member keeps others waiting: the pull of its image may take half an hour.
 	longestStart = 10 * time.Second
-	// claimsEnd is how long after a warm claim others are expected.
-	claimsEnd = 10 * time.Second
 )
 
 // Runner runs sandboxes on a node; package node implements it. All methods are idempotent and safe for
@@ -89,7 +87,7 @@ type SandboxConfig struct {
 	// Workers is the number of concurrent reconciles, and Share how many of them one namespace may have, see Fits. Defaults 64 and 16.
 	Workers, Share int
 	// Starts bounds concurrent starts of pool members. Default half the processors, at least 1: the others
-	// remain for claims. Twice as many may start when the last warm claim was ten seconds ago.
+	// remain for claims.
 	Starts int
 	// LastWarmClaim, if set, returns the time of the last claim that left ready members in its pool. Members
 	// start 100 ms after it, and at most two seconds late, so that refills do not slow a burst of claims.
@@ -108,7 +106,7 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 	}
 	cfg.Log, cfg.Workers, cfg.Share = cfg.Log.With(telemetry.Component, "sandbox-controller"), cmp.Or(cfg.Workers, 64), cmp.Or(cfg.Share, 16)
 	starts := cmp.Or(cfg.Starts, max(1, runtime.NumCPU()/2))
-	members := newStartLimiter(func(own, _ int) bool { return own < memberStarts(starts, cfg.LastWarmClaim) }, longestStart, nil)
+	members := newStartLimiter(func(own, _ int) bool { return own < starts }, longestStart, nil)
 	r := &sandboxReconciler{SandboxConfig: cfg, cache: cfg.Cache, members: members, refused: newRefusals()}
 	sources := []source.Source{
 		source.Kind(cfg.Cache, &agents.Sandbox{}, &handler.TypedEnqueueRequestForObject[*agents.Sandbox]{}),

@@ -42,14 +42,6 @@ func newStartLimiter(fits func(own, all int) bool, longest time.Duration, groupO
 	return &startLimiter{fits: fits, longest: longest, groupOf: groupOf, groups: map[string]*startGroup{}}
 }
 
-// memberStarts is how many pool members may start at once: starts while claims arrive, else twice as many.
-func memberStarts(starts int, lastWarmClaim func() time.Time) int {
-	if lastWarmClaim == nil || time.Since(lastWarmClaim()) < claimsEnd {
-		return starts
-	}
-	return 2 * starts
-}
-
 // Fits is the rule for the workers that namespaces share. A namespace that has none gets one, whatever others have. It gets more as long
 // as it then has no more than share/(workers-share) of those that are left: alone its share, beside others that use many less. So few
 // namespaces never keep all workers, and more than the configured number is at most one for each namespace.

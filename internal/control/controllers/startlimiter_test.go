@@ -62,27 +62,6 @@ func testMemberStartWaits(t *testing.T) {
 	}
 }
 
-// Twice as many members start while no claims arrive.
-func TestMemberStarts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for _, c := range []struct {
-			claimed time.Duration // ago
-			want    int
-		}{{0, 3}, {claimsEnd - 1, 3}, {claimsEnd, 6}, {time.Hour, 6}} {
-			now := time.Now()
-			if n := memberStarts(3, func() time.Time { return now.Add(-c.claimed) }); n != c.want {
-				t.Errorf("%s after a claim %d members may start, not %d", c.claimed, n, c.want)
-			}
-		}
-		if n := memberStarts(3, func() time.Time { return time.Time{} }); n != 6 {
-			t.Errorf("without a claim ever %d members may start", n)
-		}
-		if n := memberStarts(3, nil); n != 3 {
-			t.Errorf("where claims are not seen %d members may start", n)
-		}
-	})
-}
-
 // Members start in order, at most limit at once; a deleted one blocks no other.
 func TestStartLimiter(t *testing.T) {
 	l := newStartLimiter(func(own, _ int) bool { return own < 2 }, 0, nil)
