@@ -90,14 +90,15 @@ func of(ns *corev1.Namespace, defaults Limits) (limits Limits, faults []error) {
 		}
 		*into = AtMost(n)
 	}
+	size := func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) }
 	set(AnnotationSandboxes, &limits.Sandboxes, parseCount)
 	set(AnnotationCPU, &limits.MilliCPU, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).MilliValue) })
-	set(AnnotationMemory, &limits.Memory, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
+	set(AnnotationMemory, &limits.Memory, size)
 	set(AnnotationVolumes, &limits.Volumes, parseCount)
-	set(AnnotationVolumeCapacity, &limits.VolumeCapacity, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
+	set(AnnotationVolumeCapacity, &limits.VolumeCapacity, size)
 	set(AnnotationCreates, &limits.Creates, parseCount)
-	set(AnnotationStored, &limits.Stored, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
-	set(AnnotationContents, &limits.Contents, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
+	set(AnnotationStored, &limits.Stored, size)
+	set(AnnotationContents, &limits.Contents, size)
 	for _, kind := range Kinds() {
 		set(kind.Annotation(), &limits.Objects[kind], parseCount)
 	}

@@ -103,7 +103,7 @@ func TestNoTracePoints(t *testing.T) {
 	}
 }
 
-// The process that umounts /proc for a sandbox that starts is told apart before gVisor's packages are initialized.
+// The process that umounts /proc for a sandbox that starts ends before gVisor's packages are initialized.
 func TestProcUmounter(t *testing.T) {
 	l := newTestHost(t)
 	signal, end, err := os.Pipe()

@@ -192,7 +192,7 @@ func fill(m *memory, n int) {
 	}
 }
 
-// TestWaitForTheListing: a wait for the cache ends no sooner than the listing has its event, and does not wait for ever.
+// TestWaitForTheListing: a wait for the cache ends no sooner than the listing has its event, and does not wait without an end.
 func TestWaitForTheListing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewListing()
