@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -118,6 +119,28 @@ func TestProcUmounter(t *testing.T) {
 	}
 	if !strings.Contains(string(text), "init syscall") || strings.Contains(string(text), "init gvisor.dev/gvisor/pkg/sentry") {
 		t.Errorf("it initialized gVisor's packages, or none, is runsc the one that `make runtimes` builds?\n%s", text)
+	}
+}
+
+// A process of runsc without a kernel builds no table of system calls, and the counter of those that a kernel lacks is exported with
+// the other metrics.
+func TestSyscallTablesAreBuiltLate(t *testing.T) {
+	l := newTestHost(t)
+	runsc := exec.CommandContext(t.Context(), l.cfg.Binary, "--version")
+	runsc.Env = []string{"GODEBUG=inittrace=1"}
+	text, err := runsc.CombinedOutput()
+	must(t, err)
+	found := regexp.MustCompile(`init gvisor.dev/gvisor/pkg/sentry/syscalls/linux .* (\d+) allocs`).FindSubmatch(text)
+	if found == nil {
+		t.Fatalf("the initialization has no package of system calls:\n%s", text)
+	}
+	if allocs, err := strconv.Atoi(string(found[1])); err != nil || allocs > 100 {
+		t.Errorf("its initialization made %s allocations, want at most 100; is runsc the one that `make runtimes` builds?", found[1])
+	}
+	metrics, err := exec.CommandContext(t.Context(), l.cfg.Binary, "metric-metadata").Output()
+	must(t, err)
+	if !strings.Contains(string(metrics), "/unimplemented_syscalls") {
+		t.Error("the metrics have no counter of unimplemented system calls")
 	}
 }
 
