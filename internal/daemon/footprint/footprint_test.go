@@ -2,6 +2,7 @@ package footprint
 
 import (
 	"os"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -52,6 +53,38 @@ func TestUnmapProgram(t *testing.T) {
 	runtime.GC()
 	if variable != "set by the test" || strings.ToUpper(constant) != "FROM THE FILE" {
 		t.Errorf("variable %q, constant %q", variable, constant)
+	}
+}
+
+// The tables of the program are read here and there, so that a huge page of them is mapped for a few bytes. The code keeps its own.
+func TestUnmapProgramLeavesHugePagesToCode(t *testing.T) {
+	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
+		t.Skip("the kernel has no huge pages")
+	}
+	if err := unmapProgram(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := procfs.NewProc(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := p.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	small := regexp.MustCompile(`(?m)^[0-9a-f-]+ (r--|r-x)p .* ` + regexp.QuoteMeta(program) + `\n(?:.*\n)*?VmFlags:.*$`)
+	mappings := small.FindAllStringSubmatch(string(smaps), -1)
+	if len(mappings) < 2 {
+		t.Fatalf("%d mappings of %s", len(mappings), program)
+	}
+	for _, m := range mappings {
+		if has := strings.Contains(m[0]+" ", " nh "); has == strings.Contains(m[1], "x") {
+			t.Errorf("without huge pages: %v\n%s", has, m[0])
+		}
 	}
 }
 
