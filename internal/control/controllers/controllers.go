@@ -90,7 +90,8 @@ type SandboxConfig struct {
 	// remain for claims.
 	Starts int
 	// LastWarmClaim, if set, returns the time of the last claim that left ready members in its pool. Members
-	// start 100 ms after it, and at most two seconds late, so that refills do not slow a burst of claims.
+	// start, and claimed ones are bound, 100 ms after it, and at most two seconds late, so that neither slows a burst of claims
+	// or their first commands.
 	LastWarmClaim func() time.Time
 	// Assumed has sandboxes that this process has written and the cache may not show yet; nil: the cache is believed. A Pod's event
 	// comes before that of the status which the Pod's last one led to, and a status over the older version would be refused.

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/podsource"
@@ -116,6 +117,10 @@ func (r *sandboxReconciler) apply(ctx context.Context, s *agents.Sandbox) (recon
 		return reconcile.Result{}, err
 	}
 	if seen.State == sandbox.ContainerRunning {
+		// The claim has sent its variables to the agent. What is left to do would slow the first command.
+		if wait := ClaimDelay(r.LastWarmClaim, barchan.ExactTime(s, pool.AnnotationClaimedAt)); wait > 0 {
+			return soonerOf(r.untilEnd(s), wait), nil
+		}
 		if err := r.bind(ctx, s); err != nil {
 			return reconcile.Result{}, err
 		}

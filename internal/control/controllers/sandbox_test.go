@@ -24,6 +24,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
@@ -518,6 +519,39 @@ func TestSandboxIsBoundToWhatItsObjectGets(t *testing.T) {
 	w.machine.fail = fmt.Errorf("env: %w", errs.ErrInvalid)
 	if s, _, err = w.settle(); err != nil || !sandbox.Ready(s) {
 		t.Errorf("what no sandbox may have: %v, status %+v", err, s.Status)
+	}
+}
+
+// The node notes what a claim has brought when claims pause: the claim has sent it to the agent itself.
+func TestBindWaitsForAPauseBetweenClaims(t *testing.T) {
+	synctest.Test(t, testBindWaitsForAPauseBetweenClaims)
+}
+
+func testBindWaitsForAPauseBetweenClaims(t *testing.T) {
+	env := []corev1.EnvVar{{Name: "OWNER", Value: "me"}}
+	for name, give := range map[string]struct {
+		ago, last time.Duration // since this claim, and since the last of all
+		wait      time.Duration
+	}{
+		"just claimed":         {0, 0, ClaimPause},
+		"others are claimed":   {time.Second, ClaimPause / 4, ClaimPause * 3 / 4},
+		"claims pause":         {ClaimPause, ClaimPause, 0},
+		"it has waited enough": {MaxClaimDelay, 0, 0},
+	} {
+		s := newSandbox()
+		s.Annotations = map[string]string{pool.AnnotationClaimedAt: time.Now().Add(-give.ago).Format(time.RFC3339Nano)}
+		s.Spec.PodTemplate.Spec.Containers[0].Env = env
+		w := newFixture(t, s)
+		last := time.Now().Add(-give.last)
+		w.r.LastWarmClaim = func() time.Time { return last }
+		s, result, err := w.settle()
+		if err != nil || result.RequeueAfter != give.wait || (len(w.machine.bound[refOf(s)]) == 0) != (give.wait > 0) {
+			t.Errorf("%s: %v, again after %v, want %v, bound to %v", name, err, result.RequeueAfter, give.wait, w.machine.bound[refOf(s)])
+		}
+		time.Sleep(result.RequeueAfter)
+		if s, _, err = w.settle(); err != nil || !slices.Equal(w.machine.bound[refOf(s)], env) {
+			t.Errorf("%s, later: %v, bound to %v", name, err, w.machine.bound[refOf(s)])
+		}
 	}
 }
 
