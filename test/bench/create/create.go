@@ -2,31 +2,73 @@ package create
 
 import (
 	"context"
+	"fmt"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/barchan-dev/barchan/test/bench/harness"
 	"github.com/barchan-dev/barchan/test/bench/report"
 )
 
-// coldCreateBar is the median, in milliseconds, that a cold create shall keep to.
-const coldCreateBar = 250
+// Bars of cold creates.
+const (
+	coldCreateBar = 250 // ms, median
+	coldBurst     = 100 // creates at once
+	coldBurstBar  = 1.3 // of as many bare containers
+)
 
 // outside names what a create takes beside the node's work: the API's writes, the controller,
 // the watch.
 const outside = "outside the node"
 
-// Cold makes sandboxes one after another, has each print something, and kills it.
+// Cold makes sandboxes one after another, has each print something, and kills it; then many at once.
 func Cold(ctx context.Context, b *harness.Bench) error {
 	for _, class := range b.Server.Classes {
-		bare, err := bareContainers(ctx, b, class, b.Rounds(20))
+		err := withBare(ctx, b, class, func(c bare) error {
+			one, err := c.oneByOne(ctx, b.Rounds(20))
+			if err != nil {
+				return err
+			}
+			if err := createOf(ctx, b, class, one.At(0.5)); err != nil {
+				return err
+			}
+			return coldAtOnce(ctx, b, class, c)
+		})
 		if err != nil {
-			return err
-		}
-		if err := createOf(ctx, b, class, bare.At(0.5)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// coldAtOnce makes many sandboxes at once, beside as many bare containers.
+func coldAtOnce(ctx context.Context, b *harness.Bench, class string, c bare) error {
+	n := b.Rounds(coldBurst)
+	began := time.Now()
+	if err := c.atOnce(ctx, n); err != nil {
+		return err
+	}
+	floor := report.Millis(time.Since(began))
+	made := make([]harness.Sandbox, n)
+	group, burst := errgroup.WithContext(ctx)
+	began = time.Now()
+	for i := range made {
+		group.Go(func() (err error) {
+			made[i], err = b.Server.Create(burst, class)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return fmt.Errorf("%d creates at once: %w", n, err)
+	}
+	took := report.Millis(time.Since(began))
+	name := fmt.Sprintf("the last of %d cold creates at once, %s", n, class)
+	b.Report.One("create", name, "ms", took).Over(fmt.Sprintf("%d bare containers at once", n), floor).AtMost(coldBurstBar * floor)
+	if err := b.Server.KillAll(ctx, made); err != nil {
+		return err
+	}
+	return b.Server.AwaitGone(ctx, class)
 }
 
 func createOf(ctx context.Context, b *harness.Bench, class string, bare float64) error {

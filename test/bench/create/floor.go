@@ -10,29 +10,40 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/test/bench/harness"
 	"github.com/barchan-dev/barchan/test/bench/report"
 )
 
-// bareContainers runs the smallest container with the bare runtime, n times, to its end: one
-// static program that prints a line, no network, no image, no limits. No sandbox of this
-// runtime can be made in less.
-func bareContainers(ctx context.Context, b *harness.Bench, class string, n int) (took report.Samples, err error) {
-	c := bare{dir: filepath.Join(b.Server.Dir, "floor-"+class), program: b.Server.Paths["runc"]}
+// withBare calls f with the smallest container of the bare runtime: one static program that prints a line, no network, no image, no
+// limits. No sandbox of this runtime can be made in less.
+func withBare(ctx context.Context, b *harness.Bench, class string, f func(bare) error) (err error) {
+	c := bare{name: filepath.Base(b.Server.Cgroup), dir: filepath.Join(b.Server.Dir, "floor-"+class), program: b.Server.Paths["runc"]}
 	if class == "gvisor" {
 		c.program = b.Server.Paths["runsc"]
 		c.flags = []string{"--platform=systrap", "--network=none", "--ignore-cgroups"}
 	}
 	c.flags = append(c.flags, "--root", filepath.Join(c.dir, "state"))
 	if err := c.bundle(ctx, b.Server.Dir); err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = errors.Join(err, c.remove()) }()
+	return f(c)
+}
+
+// bare is a runtime without us.
+type bare struct {
+	name, dir, program string
+	flags              []string
+}
+
+// oneByOne runs the container to its end, n times.
+func (c bare) oneByOne(ctx context.Context, n int) (took report.Samples, err error) {
 	for i := range n + 1 {
 		began := time.Now()
-		if err := c.run(ctx, fmt.Sprintf("%s-floor-%d", filepath.Base(b.Server.Cgroup), i)); err != nil {
+		if err := c.run(ctx, i); err != nil {
 			return nil, err
 		}
 		if i > 0 { // the first one only warms
@@ -42,10 +53,13 @@ func bareContainers(ctx context.Context, b *harness.Bench, class string, n int) 
 	return took, nil
 }
 
-// bare is a runtime without us.
-type bare struct {
-	dir, program string
-	flags        []string
+// atOnce runs n of them at once, and returns when the last has ended.
+func (c bare) atOnce(ctx context.Context, n int) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for i := range n {
+		group.Go(func() error { return c.run(ctx, i) })
+	}
+	return group.Wait()
 }
 
 // bundle writes a container of the agent's program, which can print its version.
@@ -91,7 +105,8 @@ func (c bare) remove() error {
 }
 
 // run runs the container; if that fails, or is interrupted, nothing of it stays.
-func (c bare) run(ctx context.Context, id string) error {
+func (c bare) run(ctx context.Context, number int) error {
+	id := fmt.Sprintf("%s-floor-%d", c.name, number)
 	out, err := exec.CommandContext(ctx, c.program, append(c.flags, "run", "--bundle", c.dir, id)...).CombinedOutput()
 	if err == nil {
 		return nil
