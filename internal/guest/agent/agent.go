@@ -137,6 +137,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.log.InfoContext(ctx, envd.Serves, "address", ln.Addr().String(), "version", envd.Version)
 	// Requests outlive ctx until the processes have ended.
 	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopServing()
@@ -150,7 +151,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	served := make(chan error, 1)
 	wg.Go(func() { served <- srv.Serve(ln) })
-	a.log.InfoContext(ctx, "agent serves", "address", ln.Addr().String(), "version", envd.Version)
 
 	var failed error
 	select {

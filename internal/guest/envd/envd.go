@@ -42,6 +42,9 @@ const (
 	XattrMetadataPrefix  = "user.e2b."
 )
 
+// Serves is what an agent logs, and so prints, once its port is open. Programs of the sandbox may print it too.
+const Serves = "agent serves"
+
 // Routes that are not RPCs.
 const (
 	PathHealth  = "/health"

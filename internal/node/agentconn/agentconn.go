@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -30,6 +31,11 @@ const (
 	// overloaded host every response takes long.
 	firstTimeout = 50 * time.Millisecond
 	maxTimeout   = 2 * time.Second
+	// look is the pause between two looks at the output of a starting agent; after some of them, the sandbox may have ended.
+	look  = 2 * time.Millisecond
+	looks = 5
+	// lineTimeout bounds the wait for the line by which an agent says that it serves.
+	lineTimeout = 2 * time.Second
 )
 
 // Agents reaches the agents of sandboxes. Make it with New.
@@ -61,6 +67,9 @@ type Container struct {
 	// Alive reports whether the sandbox's kernel runs; Output is what it and the agent have printed.
 	Alive  func() bool
 	Output func() string
+	// Serves reports whether the agent has printed that it serves. It may be wrong: a request follows in any case, and is
+	// repeated as needed. Nil: it is not known.
+	Serves func() bool
 }
 
 // Client returns a client of the agent of a container.
@@ -84,10 +93,73 @@ func (a *Agents) config(addr netip.Addr) envd.ClientConfig {
 	return envd.ClientConfig{HTTP: a.HTTP, BaseURL: "http://" + net.JoinHostPort(addr.String(), strconv.Itoa(envd.Port))}
 }
 
-// AwaitHealth waits until the agent responds.
+// AwaitHealth waits until the agent of a container that was started responds.
 func (a *Agents) AwaitHealth(ctx context.Context, c Container) (*envd.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
+	awaitLine(ctx, c)
+	return a.retry(ctx, c, health)
+}
+
+// AwaitStarted waits until the agent responds, and sets its clock.
+func (a *Agents) AwaitStarted(ctx context.Context, c Container) error {
+	return a.await(ctx, c, "agent start", func(ctx context.Context) error {
+		awaitLine(ctx, c)
+		_, err := a.retry(ctx, c, initialize)
+		return err
+	})
+}
+
+// AwaitRestored waits until the agent responds, and notifies it of the restore. It sets the clock of an agent
+// without that request. An agent prints nothing at a restore.
+func (a *Agents) AwaitRestored(ctx context.Context, c Container) error {
+	return a.await(ctx, c, "agent restore", func(ctx context.Context) error {
+		agent, err := a.retry(ctx, c, health)
+		if err != nil {
+			return err
+		}
+		err = agent.Restored(ctx, time.Now())
+		if refused, ok := errors.AsType[*envd.Error](err); ok && (refused.Status == http.StatusNotFound || refused.Status == http.StatusUnauthorized) {
+			err = initialize(ctx, agent)
+		}
+		if err != nil {
+			return errs.Retryable(fmt.Errorf("notify agent of restore: %w", err))
+		}
+		return nil
+	})
+}
+
+func health(ctx context.Context, agent *envd.Client) error { return agent.Health(ctx) }
+
+func initialize(ctx context.Context, agent *envd.Client) error {
+	now := time.Now()
+	return agent.Init(ctx, envd.InitRequest{Timestamp: &now})
+}
+
+// await does something that waits for an agent, in a span.
+func (a *Agents) await(ctx context.Context, c Container, span string, do func(ctx context.Context) error) (err error) {
+	ctx, end := telemetry.StartSpan(ctx, span, trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(c.ID)))
+	defer func() { end(err) }()
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	return do(ctx)
+}
+
+// awaitLine waits until the agent has printed that it serves. Without that line, or at the end of the sandbox, it returns too.
+func awaitLine(ctx context.Context, c Container) {
+	ctx, cancel := context.WithTimeout(ctx, lineTimeout)
+	defer cancel()
+	for c.Serves != nil && c.Alive() {
+		for range looks {
+			if c.Serves() || !lifecycle.Sleep(ctx, look) {
+				return
+			}
+		}
+	}
+}
+
+// retry repeats a request until the agent responds. A response ends it, but for that of a proxy before the agent.
+func (a *Agents) retry(ctx context.Context, c Container, request func(context.Context, *envd.Client) error) (*envd.Client, error) {
 	agent, err := a.Client(c)
 	if err != nil {
 		return nil, err
@@ -95,13 +167,16 @@ func (a *Agents) AwaitHealth(ctx context.Context, c Container) (*envd.Client, er
 	pause, timeout := minPause, firstTimeout
 	for {
 		limited, done := context.WithTimeout(ctx, timeout)
-		err := agent.Health(limited)
+		err := request(limited, agent)
 		if limited.Err() != nil {
 			timeout = min(timeout+timeout/4, maxTimeout)
 		}
 		done()
 		if err == nil {
 			return agent, nil
+		}
+		if refused, ok := errors.AsType[*envd.Error](err); ok && refused.Status != http.StatusBadGateway {
+			return nil, errs.Retryable(fmt.Errorf("request to agent: %w", err))
 		}
 		if !c.Alive() {
 			return nil, fmt.Errorf("sandbox exited before its agent responded: %s: %w", c.Output(), errs.ErrUnavailable)
@@ -113,41 +188,6 @@ func (a *Agents) AwaitHealth(ctx context.Context, c Container) (*envd.Client, er
 		}
 		pause = min(2*pause, MaxPause)
 	}
-}
-
-// AwaitStarted waits until the agent responds, and sets its clock.
-func (a *Agents) AwaitStarted(ctx context.Context, c Container) error {
-	return a.await(ctx, c, "agent start", "init agent", func(ctx context.Context, agent *envd.Client, now time.Time) error {
-		return agent.Init(ctx, envd.InitRequest{Timestamp: &now})
-	})
-}
-
-// AwaitRestored waits until the agent responds, and notifies it of the restore. It sets the clock of an agent
-// without that request.
-func (a *Agents) AwaitRestored(ctx context.Context, c Container) error {
-	return a.await(ctx, c, "agent restore", "notify agent of restore", func(ctx context.Context, agent *envd.Client, now time.Time) error {
-		err := agent.Restored(ctx, now)
-		if refused, ok := errors.AsType[*envd.Error](err); ok && (refused.Status == http.StatusNotFound || refused.Status == http.StatusUnauthorized) {
-			return agent.Init(ctx, envd.InitRequest{Timestamp: &now})
-		}
-		return err
-	})
-}
-
-// await waits until the agent responds, and sends it a first request. Span and what name both, and the request alone.
-func (a *Agents) await(ctx context.Context, c Container, span, what string, request func(ctx context.Context, agent *envd.Client, now time.Time) error) (err error) {
-	ctx, end := telemetry.StartSpan(ctx, span, trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(c.ID)))
-	defer func() { end(err) }()
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	agent, err := a.AwaitHealth(ctx, c)
-	if err != nil {
-		return err
-	}
-	if err := request(ctx, agent, time.Now()); err != nil {
-		return errs.Retryable(fmt.Errorf("%s: %w", what, err))
-	}
-	return nil
 }
 
 // Configure sends a running agent the configuration that it would read at a start. It omits the time,

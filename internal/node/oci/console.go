@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -50,6 +51,13 @@ func (c *Console) Text() string {
 		return ""
 	}
 	return strings.TrimSpace(strings.TrimRight(string(b[:n]), "\x00"))
+}
+
+// Has reports whether the output has a text.
+func (c *Console) Has(text string) bool {
+	b := make([]byte, consoleSize)
+	n, _ := c.out.ReadAt(b, 0)
+	return bytes.Contains(b[:n], []byte(text))
 }
 
 // Close closes this handle; the container keeps its own.

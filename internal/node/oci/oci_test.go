@@ -85,6 +85,26 @@ func TestWriteBundle(t *testing.T) {
 	}
 }
 
+// Programs may write a line in pieces.
+func TestConsoleHas(t *testing.T) {
+	c, err := NewConsole()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	for i, piece := range []string{"warning\nagent s", "erves\n"} {
+		if c.Has("agent serves") {
+			t.Errorf("%q has the text", c.Text())
+		}
+		if _, err := c.out.WriteString(piece); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	if !c.Has("agent serves") {
+		t.Errorf("%q has no text", c.Text())
+	}
+}
+
 // Output beyond the console's size is refused.
 func TestConsoleIsBounded(t *testing.T) {
 	c, err := NewConsole()

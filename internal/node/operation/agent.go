@@ -19,9 +19,12 @@ import (
 // conn is the container of the operation, to reach its agent.
 func (w *Operation) conn() agentconn.Container {
 	return agentconn.Container{
-		ID: w.Row.Plan.ID, Address: w.Row.Address, Sidecar: w.sidecar(), Alive: w.Row.Process.Alive, Output: w.printed,
+		ID: w.Row.Plan.ID, Address: w.Row.Address, Sidecar: w.sidecar(), Alive: w.Row.Process.Alive, Output: w.printed, Serves: w.printedServes,
 	}
 }
+
+// printedServes reports whether the agent that this operation has started has printed that it serves.
+func (w *Operation) printedServes() bool { return w.console != nil && w.console.Has(envd.Serves) }
 
 // printed is the output of the container, if it was started by this operation.
 func (w *Operation) printed() string {
