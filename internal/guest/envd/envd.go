@@ -42,7 +42,7 @@ const (
 	XattrMetadataPrefix  = "user.e2b."
 )
 
-// Serves is what an agent logs, and so prints, once its port is open. Programs of the sandbox may print it too.
+// Serves is the message that an agent logs, and so prints, once its port is open.
 const Serves = "agent serves"
 
 // Routes that are not RPCs.
