@@ -45,6 +45,8 @@ const (
 	killGrace = 2 * time.Second
 	// idleTimeout outlasts that of the gateway, so that the gateway closes first.
 	idleTimeout = 640 * time.Second
+	// serves is logged once the port is open; the node waits for it.
+	serves = envd.Serves
 )
 
 // Agent serves one sandbox.
@@ -137,7 +139,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.log.InfoContext(ctx, envd.Serves, "address", ln.Addr().String(), "version", envd.Version)
+	a.log.InfoContext(ctx, serves, "address", ln.Addr().String(), "version", envd.Version)
 	// Requests outlive ctx until the processes have ended.
 	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopServing()
