@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 const key = "e2b_0123"
@@ -295,5 +296,29 @@ func TestRetries(t *testing.T) {
 		if err := c.SetTimeout(t.Context(), "i1", time.Minute); !errors.Is(err, tt.kind) || calls != tt.calls {
 			t.Errorf("%s: %d calls, %v", name, calls, err)
 		}
+	}
+}
+
+// TestPagesAhead: the next page is requested while the one before is read, so that server and client work at once.
+func TestPagesAhead(t *testing.T) {
+	second := make(chan struct{})
+	c := testClient(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("nextToken") != "" {
+			close(second)
+			fmt.Fprint(w, `[{"sandboxID":"2"}]`)
+			return
+		}
+		w.Header().Set("X-Next-Token", "two")
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush() //nolint:forcetypeassert // as the server makes it
+		select {
+		case <-second:
+			fmt.Fprint(w, `[{"sandboxID":"1"}]`)
+		case <-time.After(eventually.Patience):
+		}
+	}), key)
+	got, err := c.List(t.Context(), ListOptions{})
+	if err != nil || len(got) != 2 || got[0].SandboxID != "1" || got[1].SandboxID != "2" {
+		t.Errorf("got %+v, %v; want 1 and 2", got, err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -41,29 +42,46 @@ func (c *Client) Do(req *http.Request) (*http.Response, error) {
 	return c.HTTP.Do(req)
 }
 
-// Pages reads all pages of a list, or until it has limit items; zero: no limit.
+// Pages reads all pages of a list, or until it has limit items; zero: no limit, and each page is requested while the one before is decoded.
 func Pages[T any](ctx context.Context, c *Client, path string, q url.Values, limit int) ([]T, error) {
 	all := []T{}
-	for {
+	send := func() (*http.Response, error) {
 		size := pageSize
 		if limit > 0 {
 			size = min(size, limit-len(all))
 		}
 		q.Set("limit", strconv.Itoa(size))
-		var page []T
-		h, err := c.Call(ctx, http.MethodGet, path, q, nil, &page)
+		return c.Send(ctx, http.MethodGet, path, q, nil)
+	}
+	for res, err := send(); ; { //nolint:bodyclose // Decode does
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, page...)
-		next := h.Get("X-Next-Token")
-		if next == "" || (limit > 0 && len(all) >= limit) {
-			return all, nil
-		}
-		if next == q.Get("nextToken") {
-			return nil, fmt.Errorf("list %s: the server repeats a page: %w", path, errs.ErrUnavailable)
-		}
+		next := res.Header.Get("X-Next-Token")
+		repeated := next != "" && next == q.Get("nextToken")
 		q.Set("nextToken", next)
+		var ahead sync.WaitGroup
+		var following *http.Response
+		if next != "" && !repeated && limit == 0 {
+			ahead.Go(func() { following, err = send() }) //nolint:bodyclose // Decode does
+		}
+		var page []T
+		decodeErr := Decode(res, path, &page)
+		ahead.Wait()
+		switch all = append(all, page...); {
+		case decodeErr != nil:
+			if following != nil {
+				_ = following.Body.Close()
+			}
+			return nil, decodeErr
+		case next == "" || limit > 0 && len(all) >= limit:
+			return all, nil
+		case repeated:
+			return nil, fmt.Errorf("list %s: the server repeats a page: %w", path, errs.ErrUnavailable)
+		case limit > 0: // a server may return fewer than were requested
+			following, err = send()
+		}
+		res = following
 	}
 }
 

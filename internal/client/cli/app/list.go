@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -90,12 +91,11 @@ func PrintList[T any](a *App, c Columns[T], items []T) error {
 	case FormatWide: // a table, as without a format
 	}
 	if only >= 0 {
+		out := bufio.NewWriter(a.Stdout) // keeps its first error
 		for i := range items {
-			if _, err := fmt.Fprintln(a.Stdout, c.Row(&items[i])[only]); err != nil {
-				return err
-			}
+			_, _ = fmt.Fprintln(out, c.Row(&items[i])[only])
 		}
-		return nil
+		return out.Flush()
 	}
 	if len(items) == 0 && c.None != "" {
 		fmt.Fprintln(a.Stderr, c.None)

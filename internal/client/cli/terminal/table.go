@@ -1,6 +1,7 @@
 package terminal
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"slices"
@@ -32,8 +33,10 @@ func (t *Table) Add(cells ...string) {
 	t.rows = append(t.rows, row)
 }
 
-// Write prints the table.
-func (t *Table) Write(w io.Writer) {
+// Write prints the table, many rows at once.
+func (t *Table) Write(to io.Writer) {
+	w := bufio.NewWriterSize(to, 64<<10)
+	defer func() { _ = w.Flush() }()
 	widths := make([]int, len(t.rows[0]))
 	for _, row := range t.rows {
 		for i, cell := range row {

@@ -89,3 +89,24 @@ func TestSignalTwiceAtOnce(t *testing.T) {
 		t.Errorf("%v, want that of the signal", context.Cause(ctx))
 	}
 }
+
+// A long table takes few writes, each of which is a system call.
+func TestTableIsBuffered(t *testing.T) {
+	tab := NewTable("ID", "NAME")
+	for range 1000 {
+		tab.Add("i0123456789", "name")
+	}
+	var w writes
+	tab.Write(&w)
+	if w.count > 2 || w.lines != 1001 {
+		t.Errorf("%d writes of %d lines", w.count, w.lines)
+	}
+}
+
+type writes struct{ count, lines int }
+
+func (w *writes) Write(p []byte) (int, error) {
+	w.count++
+	w.lines += bytes.Count(p, []byte("\n"))
+	return len(p), nil
+}
