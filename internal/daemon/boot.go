@@ -106,7 +106,7 @@ func (d *Daemon) makeCache(ctx context.Context) (err error) {
 	case config.RoleNode:
 		cfg.Kinds = cache.NodeKinds()
 	default: // claims are written directly, which keeps managed fields as the caller has them
-		cfg.Kinds, cfg.Trim, cfg.Same = cache.ServerKinds(), false, d.api.Same
+		cfg.Kinds, cfg.Trim, cfg.Source = cache.ServerKinds(), false, d.api.Direct(apiserver.UserController).ListerWatcher
 	}
 	if d.cache, err = cache.New(ctx, cfg); err != nil {
 		return err

@@ -4,15 +4,18 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -22,8 +25,8 @@ import (
 // directTimeout bounds a call without a deadline, as the server bounds requests.
 const directTimeout = 30 * time.Second
 
-// Direct reads and writes single objects from inside the process, without HTTP and encodings,
-// where a write must be fast. The user's rights, defaults, validation, resource versions and
+// Direct reads and writes single objects from inside the process, and has informers list and watch,
+// without HTTP and encodings. The user's rights, defaults, validation, resource versions and
 // the drain apply as to every request. Only field ownership does not: managedFields stay as the
 // caller passes them.
 //
@@ -82,14 +85,13 @@ func (d *Direct) do(ctx context.Context, verb string, key client.ObjectKey, obj 
 	if options > 0 {
 		return fmt.Errorf("direct %s of %T: options are not supported: %w", verb, obj, errs.ErrInvalid)
 	}
-	l := d.server.local.Load()
-	if l == nil || l.requests.Add(1) != nil {
-		return fmt.Errorf("%w: the API server is not running", errs.ErrUnavailable)
+	l, st, err := d.enter(verb, obj)
+	if err != nil {
+		return err
 	}
 	defer l.requests.Done()
-	st := l.stores[reflect.TypeOf(obj)]
-	if st == nil {
-		return fmt.Errorf("direct %s: %T is no kind of this server: %w", verb, obj, errs.ErrInvalid)
+	if (key.Namespace != "") != st.Kind.Namespaced {
+		return apierrors.NewBadRequest(fmt.Sprintf("metadata.namespace: %q does not fit %s", key.Namespace, st.Kind.Plural))
 	}
 	if err := d.allowed(ctx, verb, key, st); err != nil {
 		return err
@@ -109,10 +111,74 @@ func (d *Direct) do(ctx context.Context, verb string, key client.ObjectKey, obj 
 	return nil
 }
 
-func (d *Direct) allowed(ctx context.Context, verb string, key client.ObjectKey, st *registry.Store) error {
-	if (key.Namespace != "") != st.Kind.Namespaced {
-		return apierrors.NewBadRequest(fmt.Sprintf("metadata.namespace: %q does not fit %s", key.Namespace, st.Kind.Plural))
+// ListerWatcher returns how an informer of this process lists and watches the kind of an object, in all namespaces. The objects are those of
+// the server's watch cache: the receiver may change an object itself, but nothing that it points to.
+func (d *Direct) ListerWatcher(obj client.Object) cache.ListerWatcher {
+	return registry.WholeLists(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			l, source, err := d.source(ctx, "list", obj)
+			if err != nil {
+				return nil, err
+			}
+			defer l.requests.Done()
+			return source.ListWithContext(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			l, source, err := d.source(ctx, "watch", obj)
+			if err != nil {
+				return nil, err
+			}
+			from, err := source.WatchWithContext(ctx, o)
+			if err != nil {
+				l.requests.Done()
+				return nil, err
+			}
+			w := &drainedWatch{from, sync.OnceFunc(l.requests.Done)}
+			context.AfterFunc(l.serving, w.Stop) //nolint:contextcheck // the end of the server ends it
+			return w, nil
+		},
+	})
+}
+
+// drainedWatch is a watch for which a server that stops waits.
+type drainedWatch struct {
+	watch.Interface
+	done func()
+}
+
+// Stop implements watch.Interface.
+func (w *drainedWatch) Stop() {
+	w.Interface.Stop()
+	w.done()
+}
+
+// source begins a request, which the caller ends.
+func (d *Direct) source(ctx context.Context, verb string, obj client.Object) (*local, cache.ListerWatcherWithContext, error) {
+	l, st, err := d.enter(verb, obj)
+	if err != nil {
+		return nil, nil, err
 	}
+	if err := d.allowed(ctx, verb, client.ObjectKey{}, st); err != nil {
+		l.requests.Done()
+		return nil, nil, err
+	}
+	return l, cache.ToListerWatcherWithContext(st.Source()), nil
+}
+
+// enter begins a request, which the caller ends.
+func (d *Direct) enter(verb string, obj client.Object) (*local, *registry.Store, error) {
+	l := d.server.local.Load()
+	if l == nil || l.requests.Add(1) != nil {
+		return nil, nil, fmt.Errorf("%w: the API server is not running", errs.ErrUnavailable)
+	}
+	if st := l.stores[reflect.TypeOf(obj)]; st != nil {
+		return l, st, nil
+	}
+	l.requests.Done()
+	return nil, nil, fmt.Errorf("direct %s: %T is no kind of this server: %w", verb, obj, errs.ErrInvalid)
+}
+
+func (d *Direct) allowed(ctx context.Context, verb string, key client.ObjectKey, st *registry.Store) error {
 	decision, why, err := d.may.Authorize(ctx, authorizer.AttributesRecord{
 		User: d.user, Verb: verb, Namespace: key.Namespace, Name: key.Name, ResourceRequest: true,
 		APIGroup: st.Kind.GV.Group, APIVersion: st.Kind.GV.Version, Resource: st.Kind.Plural,

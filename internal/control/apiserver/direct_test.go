@@ -7,13 +7,18 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 )
@@ -136,5 +141,47 @@ func TestDirectNeedsAServerThatRuns(t *testing.T) {
 	s.Stop()
 	if err := d.Create(context.WithoutCancel(t.Context()), sandbox("a")); !errors.Is(err, errs.ErrUnavailable) {
 		t.Errorf("after the end: %v", err)
+	}
+}
+
+// What an informer lists and watches directly is subject to the user's rights, and ends with the server, which waits for it.
+func TestDirectListerWatcher(t *testing.T) {
+	s := start(t, func(c *apiserver.Config) { c.Listen = "" })
+	ctx := context.WithoutCancel(t.Context())
+	of := func(user string, o client.Object) cache.ListerWatcherWithContext {
+		return cache.ToListerWatcherWithContext(s.Direct(user).ListerWatcher(o))
+	}
+	for what, lw := range map[string]cache.ListerWatcherWithContext{
+		"another's kind": of(apiserver.UserNode, &barchan.APIKey{}),
+		"no such kind":   of(apiserver.UserController, &corev1.Pod{}),
+	} {
+		_, listErr := lw.ListWithContext(ctx, metav1.ListOptions{})
+		_, watchErr := lw.WatchWithContext(ctx, metav1.ListOptions{})
+		for _, err := range []error{listErr, watchErr} {
+			if !apierrors.IsForbidden(err) && !errors.Is(err, errs.ErrInvalid) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	}
+	lw := of(apiserver.UserController, &agents.Sandbox{})
+	w, err := lw.WatchWithContext(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	create(t, clientAs(t, s, apiserver.UserController), sandbox("a"))
+	if e := <-w.ResultChan(); e.Type != watch.Added || e.Object.(*agents.Sandbox).Name != "a" {
+		t.Errorf("got %+v", e)
+	}
+	began := time.Now()
+	s.Stop()
+	if took := time.Since(began); took > 4*time.Second { // less than the server waits at most
+		t.Errorf("the end took %s", took)
+	}
+	if e, open := <-w.ResultChan(); open {
+		t.Errorf("after the end: %+v", e)
+	}
+	w.Stop()
+	if _, err := lw.ListWithContext(ctx, metav1.ListOptions{}); !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("list after the end: %v", err)
 	}
 }

@@ -56,9 +56,9 @@ type Config struct {
 	// Trim leaves out managed fields, of all objects. Every write of an object that was read from the cache must then go through the
 	// request handling of an API server, which takes none in an update for unchanged.
 	Trim bool
-	// Same returns an object of the same kind, name and version, of which another cache of this process holds the parts, or the
-	// object itself. The result is the caller's, but not what it points to. Nil: there is no other cache.
-	Same func(context.Context, client.Object) client.Object
+	// Source has how informers list and watch the kinds in this process. Its objects are shared: they are not changed, but for what an object
+	// itself has. Nil: by REST. Metadata alone is by REST in any case.
+	Source func(client.Object) toolscache.ListerWatcher
 }
 
 // Cache holds all objects of some kinds.
@@ -103,9 +103,12 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 		ByObject: map[client.Object]crcache.ByObject{
 			&corev1.Pod{}: podSelection(), &corev1.Service{}: serviceSelection(), &networkingv1.NetworkPolicy{}: ourSelection(), &policyv1.PodDisruptionBudget{}: ourSelection(),
 		},
-		DefaultTransform: newTransform(ctx, cfg.Trim, cfg.Same),
+		DefaultTransform: newTransform(cfg.Trim),
 		Scheme:           scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: failures.note,
 		NewInformer: func(from toolscache.ListerWatcher, o runtime.Object, resync time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
+			if x, ok := o.(client.Object); ok && cfg.Source != nil && !isMetadata(x) {
+				from = cfg.Source(x)
+			}
 			r := &relisting{ListerWatcher: from, relisted: func() { waits.notifyAll(reflect.TypeOf(o)) }}
 			if _, is := o.(*agents.Sandbox); is {
 				r.watches = sandboxes

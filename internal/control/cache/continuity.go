@@ -10,7 +10,7 @@ import (
 const (
 	// shortGap is longer than what lies between two watches of which the second resumes the first without trouble.
 	shortGap = 200 * time.Millisecond
-	// catchUp is how long after a longer gap, or from the beginning of a watch that lists, the cache may lack what there was before.
+	// catchUp is how long after a longer gap, or from a list, the cache may lack what there was before.
 	catchUp = 5 * time.Second
 )
 
@@ -22,7 +22,7 @@ type continuity struct {
 	caughtUp time.Time // +checklocks:mu
 }
 
-// follow returns the watch, whose Stop its reader calls however it ends. lists means that it begins with all objects.
+// follow returns the watch, whose Stop its reader calls however it ends. lists means that it begins with all objects, or follows a list of them.
 func (c *continuity) follow(w watch.Interface, lists bool) watch.Interface {
 	if c == nil {
 		return w

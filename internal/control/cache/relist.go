@@ -3,12 +3,14 @@ package cache
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/watchlist"
 )
 
 // relisting is the ListerWatcher of an informer. It calls relisted after each complete list: after a
@@ -17,11 +19,18 @@ type relisting struct {
 	toolscache.ListerWatcher
 	relisted func()
 	watches  *continuity // nil: of no interest
+	listed   atomic.Bool // since the last watch began
+}
+
+// IsWatchListSemanticsUnSupported reports whether the informer has to list before it watches.
+func (r *relisting) IsWatchListSemanticsUnSupported() bool {
+	return watchlist.DoesClientNotSupportWatchListSemantics(r.ListerWatcher)
 }
 
 func (r *relisting) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 	list, err := toolscache.ToListerWithContext(r.ListerWatcher).ListWithContext(ctx, opts)
 	if err == nil {
+		r.listed.Store(true)
 		r.relisted()
 	}
 	return list, err //nolint:wrapcheck // the informer compares it
@@ -38,7 +47,7 @@ func (r *relisting) WatchWithContext(ctx context.Context, opts metav1.ListOption
 		go l.pass(r.relisted) // ends with the watch, or by Stop
 		w = l
 	}
-	return r.watches.follow(w, lists), nil
+	return r.watches.follow(w, r.listed.Swap(false) || lists), nil
 }
 
 // listingWatch is a watch that begins with all existing objects.

@@ -1,7 +1,7 @@
 package cache
 
 import (
-	"context"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,34 +12,37 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// newTransform returns what is done to each object before the cache holds it.
-func newTransform(ctx context.Context, trim bool, same func(context.Context, client.Object) client.Object) toolscache.TransformFunc {
+// newTransform returns what is done to each object before the cache holds it. What an object points to may be shared, and is not changed.
+func newTransform(trim bool) toolscache.TransformFunc {
 	blueprints := sandbox.NewBlueprints()
 	return func(o any) (any, error) {
-		given := o
-		if x, ok := o.(client.Object); ok && same != nil && !isSecret(x) {
-			o = same(ctx, x)
-		}
 		if x, ok := o.(client.Object); ok && trim {
 			x.SetManagedFields(nil)
 		}
-		if s, ok := o.(*agents.Sandbox); ok && o == given { // the other cache's objects share theirs
-			blueprints.Share(&s.Spec.SandboxBlueprint)
-		}
 		switch x := o.(type) { // what is secret does not stay in memory
+		case *agents.Sandbox:
+			blueprints.Share(&x.Spec.SandboxBlueprint)
 		case *corev1.Secret:
 			x.Data = nil
-			delete(x.Annotations, corev1.LastAppliedConfigAnnotation)
+			withoutApplied(x)
 		case *metav1.PartialObjectMetadata:
-			delete(x.Annotations, corev1.LastAppliedConfigAnnotation)
+			withoutApplied(x)
 		}
 		return o, nil
 	}
 }
 
-// isSecret reports whether an object is a Secret, parts of which the cache deletes.
-func isSecret(o client.Object) bool {
-	_, is := o.(*corev1.Secret)
-	_, meta := o.(*metav1.PartialObjectMetadata)
-	return is || meta
+// withoutApplied leaves out what kubectl applied, which has the values of a Secret.
+func withoutApplied(o client.Object) {
+	if _, has := o.GetAnnotations()[corev1.LastAppliedConfigAnnotation]; has {
+		a := maps.Clone(o.GetAnnotations())
+		delete(a, corev1.LastAppliedConfigAnnotation)
+		o.SetAnnotations(a)
+	}
+}
+
+// isMetadata reports whether an object has its metadata alone.
+func isMetadata(o client.Object) bool {
+	_, is := o.(*metav1.PartialObjectMetadata)
+	return is
 }

@@ -9,14 +9,13 @@ import (
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/tools/cache"
 )
 
 // Objects gives the API server's own controllers access to a store: no client, no encoding, no
-// user. Reads go to storage; only the watch is served from the cache.
+// user. Reads go to storage; only its source is served from the watch cache.
 type Objects struct{ store *Store }
 
 // Objects returns the store as the API server's own controllers use it.
@@ -77,25 +76,5 @@ func (s Objects) Edit(ctx context.Context, o metav1.Object, change func(metav1.O
 	return err
 }
 
-// Source lists and watches all namespaces, for a reflector.
-func (s Objects) Source() cache.ListerWatcher {
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return s.store.List(everywhere(ctx), internalOptions(&o))
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.Watch = true
-			return s.store.Watch(everywhere(ctx), internalOptions(&o))
-		},
-	}
-}
-
-func everywhere(ctx context.Context) context.Context {
-	return genericapirequest.WithNamespace(ctx, metav1.NamespaceAll)
-}
-
-func internalOptions(o *metav1.ListOptions) *metainternalversion.ListOptions {
-	in := &metainternalversion.ListOptions{}
-	_ = metainternalversion.Convert_v1_ListOptions_To_internalversion_ListOptions(o, in, nil) // fails for selectors alone, which no reflector sets
-	return in
-}
+// Source is that of the store.
+func (s Objects) Source() cache.ListerWatcher { return s.store.Source() }

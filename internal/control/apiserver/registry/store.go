@@ -58,7 +58,7 @@ func newStore(cfg *Config, r *kinds.Resource, gate *namespaceGate) (*Store, erro
 	if r.TTLSeconds > 0 {
 		s.TTLFunc = func(runtime.Object, uint64, bool) (uint64, error) { return r.TTLSeconds, nil }
 	}
-	opts := cfg.Options(gr, cfg.Scheme.Codecs.LegacyCodec(r.GV), r.TTLSeconds == 0)
+	opts := cfg.Options(gr, storageCodec(cfg.Scheme.Scheme, r.GV), r.TTLSeconds == 0)
 	if err := s.CompleteWithOptions(&generic.StoreOptions{RESTOptions: opts, AttrFunc: r.Attributes}); err != nil {
 		return nil, fmt.Errorf("registry of %s: %w", gr, err)
 	}
