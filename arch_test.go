@@ -87,7 +87,7 @@ var owners = map[string][]string{
 	"k8s.io/cri-streaming":             {"internal/control/apiserver"},
 	"k8s.io/streaming":                 {"internal/control/apiserver"},
 	"go.etcd.io/etcd":                  {"internal/control/apiserver", "internal/testkit/kubecluster"},
-	"go.etcd.io/bbolt":                 {"internal/control/events", "internal/node/ipam", "internal/node/journal", "internal/node/checkpoint", "internal/node"},
+	"go.etcd.io/bbolt":                 {"test/bench/scale", "internal/control/events", "internal/node/ipam", "internal/node/journal", "internal/node/checkpoint", "internal/node"},
 	"github.com/containerd/containerd": {"internal/node/ctrd"},
 	"github.com/containerd/errdefs":    {"internal/node/ctrd"},
 	"github.com/containerd/platforms":  {"internal/node/ctrd"},

@@ -4,5 +4,5 @@
 source "$(dirname "$0")/lib.sh"
 
 scratch=$(mktemp -d)
-scripts/bench.sh --only boot,create,claim,address,sleep,scale,memory --json "$@" >"$scratch/report.json"
+scripts/bench.sh --only boot,create,claim,address,sleep,scale,memory,objects --json "$@" >"$scratch/report.json"
 step "draw the figures" go -C tools/figures run . "$scratch/report.json" "$ROOT/docs"

@@ -62,6 +62,7 @@ type options struct {
 	only     string
 	attacks  string
 	fill     int
+	objects  string
 	html     string
 	history  string
 	note     string
@@ -101,6 +102,7 @@ func parts(o options) []part {
 		{name: "scale", measure: scale.Scale},
 		{name: "memory", measure: scale.Memory},
 		{name: "density", named: true, measure: func(ctx context.Context, b *harness.Bench) error { return scale.Density(ctx, b, o.fill) }},
+		{name: "objects", measure: func(ctx context.Context, b *harness.Bench) error { return scale.Objects(ctx, b, o.objects) }},
 	}
 }
 
@@ -152,6 +154,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: "+strings.Join(names(), ", "))
 	f.StringVar(&o.attacks, "attacks", "", "of the part neighbors, only the `attacks` of these names, separated by commas, such as packets,descriptors")
 	f.IntVar(&o.fill, "fill", scale.DefaultFill, "of the part density, the `MiB` of memory that sandboxes fill, such as 16384; 3 GiB stay available in any case")
+	f.StringVar(&o.objects, "objects", scale.Usual, "of the part objects, how many sandboxes sleep beside what is measured: `numbers` separated by commas, of which each is greater than the one before")
 	f.StringVar(&o.html, "html", "", "write the report with plots to this `file` too")
 	f.StringVar(&o.history, "history", "", "append the report to this `file` too, as a line of JSON; compare FILE shows what changed in the last run")
 	f.StringVar(&o.note, "note", "", "a `sentence` on the run for its readers, such as \"Other work was running.\"")
@@ -168,6 +171,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	}
 	if err := neighbors.Check(o.attacks); err != nil {
 		return o, fmt.Errorf("--attacks: %w", err)
+	}
+	if _, err := scale.Sizes(o.objects); err != nil {
+		return o, fmt.Errorf("--objects: %w", err)
 	}
 	return o, nil
 }

@@ -204,11 +204,14 @@ func drawGrowth(r *report) (*chart, error) {
 		label, group string
 		names        *regexp.Regexp
 		color        color.Color
+		later        bool // reports of earlier versions lack it
 	}{
-		{"forks of a sandbox at once", "sleep", regexp.MustCompile(`^fork (\d+), until answered$`), vermillion},
-		{"boot beside sandboxes", "boot", regexp.MustCompile(`^boot to ready, (\d+) sandboxes (?:of runc )?adopted$`), blue},
-		{"claims at once, the last", "claim", regexp.MustCompile(`^the last of (\d+) claims at once$|^` + oneClaim + `$`), green},
-		{"address, of 65,533", "address", regexp.MustCompile(`^reserve an address, ([\d,]+) of`), orange},
+		{"forks of a sandbox at once", "sleep", regexp.MustCompile(`^fork (\d+), until answered$`), vermillion, false},
+		{"boot beside sandboxes", "boot", regexp.MustCompile(`^boot to ready, (\d+) sandboxes (?:of runc )?adopted$`), blue, false},
+		{"claims at once, the last", "claim", regexp.MustCompile(`^the last of (\d+) claims at once$|^` + oneClaim + `$`), green, false},
+		{"address, of 65,533", "address", regexp.MustCompile(`^reserve an address, ([\d,]+) of`), orange, false},
+		{"boot beside sandboxes asleep", "objects", regexp.MustCompile(`^boot to ready, ([1-9]\d*) asleep$`), sky, true},
+		{"page of 100 sandboxes", "objects", regexp.MustCompile(`^page of 100 by REST, (\d+) asleep$`), pink, true},
 	} {
 		var points plotter.XYs
 		var said []string
@@ -222,6 +225,9 @@ func drawGrowth(r *report) (*chart, error) {
 				n = 1
 			}
 			points = append(points, plotter.XY{X: n, Y: f.Median})
+		}
+		if len(points) == 0 && l.later {
+			continue
 		}
 		if len(points) < 2 {
 			return nil, fmt.Errorf("the report has %d figures of %q, want at least 2; run `make figures`, which measures all that it draws", len(points), l.label)

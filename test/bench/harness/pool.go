@@ -3,8 +3,6 @@ package harness
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/barchan-dev/barchan/client"
@@ -21,7 +19,7 @@ const (
 
 // Pool makes the pool of a template, or changes its size.
 func (s *Server) Pool(ctx context.Context, template string, size int) error {
-	return s.apply(ctx, fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxWarmPool",
+	return s.Apply(ctx, fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxWarmPool",
 "metadata":{"name":"%[1]s","namespace":"default"},"spec":{"replicas":%[2]d,"sandboxTemplateRef":{"name":"%[1]s"}}}`, template, size))
 }
 
@@ -48,17 +46,8 @@ func (s *Server) AwaitFull(ctx context.Context, n int) error {
 
 // MembersReady returns how many members of all pools can be handed out.
 func (s *Server) MembersReady(ctx context.Context) (int, error) {
-	text, err := s.readMetrics(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(text) {
-		if value, ok := strings.CutPrefix(line, "barchan_picker_ready "); ok {
-			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			return int(v), err
-		}
-	}
-	return 0, fmt.Errorf("the server's metrics have no barchan_picker_ready")
+	v, err := s.Metric(ctx, "barchan_picker_ready")
+	return int(v), err
 }
 
 // ClaimInARow waits until a pool of RowPool members is full and at rest, claims most of it, and runs a command in each. It returns

@@ -29,7 +29,7 @@ type Template struct {
 }
 
 // ApplyTemplate makes a template.
-func (s *Server) ApplyTemplate(ctx context.Context, t Template) error { return s.apply(ctx, t.json()) }
+func (s *Server) ApplyTemplate(ctx context.Context, t Template) error { return s.Apply(ctx, t.json()) }
 
 func (t Template) json() string {
 	return fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxTemplate",

@@ -42,9 +42,11 @@ type Server struct {
 	done chan error
 
 	// Known once it has run for the first time.
-	REST    *client.Client
-	Classes []string          // that this machine offers, gVisor first
-	Paths   map[string]string // programs, by name
+	REST       *client.Client
+	Key        string // of the REST API
+	Kubeconfig string
+	Classes    []string          // that this machine offers, gVisor first
+	Paths      map[string]string // programs, by name
 }
 
 // NewServer prepares a server. Its programs are copied, so that a build that runs at the
@@ -163,6 +165,7 @@ func (s *Server) meet(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read status: %w", err)
 	}
+	s.Kubeconfig = status.Addresses.Kubeconfig
 	s.Paths, s.Classes = map[string]string{}, []string{"gvisor"}
 	for _, c := range status.Components {
 		s.Paths[c.Name] = c.Path
@@ -174,7 +177,8 @@ func (s *Server) meet(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the API key: %w", err)
 	}
-	s.REST, err = client.New(client.Config{URL: "http://" + s.Addr, Key: strings.TrimSpace(string(key)), HTTP: s.http, UserAgent: "bench"})
+	s.Key = strings.TrimSpace(string(key))
+	s.REST, err = client.New(client.Config{URL: "http://" + s.Addr, Key: s.Key, HTTP: s.http, UserAgent: "bench"})
 	return err
 }
 
@@ -210,8 +214,19 @@ func (s *Server) PID() int { return s.cmd.Process.Pid }
 
 // restart measures a boot over what is there.
 func (s *Server) restart(ctx context.Context) (time.Duration, error) {
+	return s.Restart(ctx, nil)
+}
+
+// Restart stops the server, calls f, which may be nil, and starts it. It returns how long it took from the start of its process until it
+// reported that it is ready.
+func (s *Server) Restart(ctx context.Context, f func() error) (time.Duration, error) {
 	if err := s.stop(); err != nil {
 		return 0, err
+	}
+	if f != nil {
+		if err := f(); err != nil {
+			return 0, err
+		}
 	}
 	return s.start(ctx)
 }
@@ -264,8 +279,8 @@ func (s *Server) Command(ctx context.Context, args ...string) (string, error) {
 	return s.command(ctx, "", args...)
 }
 
-// apply makes or changes an object.
-func (s *Server) apply(ctx context.Context, manifest string) error {
+// Apply makes or changes objects.
+func (s *Server) Apply(ctx context.Context, manifest string) error {
 	_, err := s.command(ctx, manifest, "apply", "-f", "-")
 	return err
 }

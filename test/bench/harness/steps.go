@@ -53,6 +53,20 @@ func readSteps(metrics, class string) (map[string]StepTime, error) {
 	return times, nil
 }
 
+// Metric returns the value of a metric of the server that has no labels.
+func (s *Server) Metric(ctx context.Context, name string) (float64, error) {
+	text, err := s.readMetrics(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(value), 64)
+		}
+	}
+	return 0, fmt.Errorf("the server's metrics have no %s", name)
+}
+
 func (s *Server) readMetrics(ctx context.Context) (string, error) {
 	res, err := s.get(ctx, s.metrics, "/metrics")
 	if err != nil {
