@@ -2,11 +2,11 @@ package controllers
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
@@ -33,6 +33,7 @@ type startLimiter struct {
 type startGroup struct {
 	active  map[types.NamespacedName]*time.Timer // that end a slot
 	waiting []types.NamespacedName               // in order of arrival
+	queued  sets.Set[types.NamespacedName]       // the same ones
 }
 
 func newStartLimiter(fits func(own, all int) bool, longest time.Duration, groupOf func(types.NamespacedName) string) *startLimiter {
@@ -65,7 +66,7 @@ func (l *startLimiter) acquire(key types.NamespacedName) bool {
 	defer l.mu.Unlock()
 	g := l.groups[l.groupOf(key)]
 	if g == nil {
-		g = &startGroup{active: map[types.NamespacedName]*time.Timer{}}
+		g = &startGroup{active: map[types.NamespacedName]*time.Timer{}, queued: sets.New[types.NamespacedName]()}
 		l.groups[l.groupOf(key)] = g
 	}
 	if _, in := g.active[key]; in {
@@ -75,7 +76,8 @@ func (l *startLimiter) acquire(key types.NamespacedName) bool {
 		l.beginLocked(g, key)
 		return true
 	}
-	if !slices.Contains(g.waiting, key) {
+	if !g.queued.Has(key) {
+		g.queued.Insert(key)
 		g.waiting = append(g.waiting, key)
 	}
 	return false
@@ -115,6 +117,7 @@ func (l *startLimiter) release(key types.NamespacedName) {
 	for g := l.nextLocked(); g != nil; g = l.nextLocked() {
 		next := g.waiting[0]
 		g.waiting = g.waiting[1:]
+		g.queued.Delete(next)
 		l.beginLocked(g, next)
 		l.queue.Add(reconcile.Request{NamespacedName: next})
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -190,25 +191,32 @@ type inventory interface {
 	Checkpoints(ctx context.Context) ([]sandbox.Captured, error)
 }
 
-// named reads objects by name; package cache has it.
-type named interface {
-	Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error)
+// objects reads objects; package cache has it.
+type objects interface {
+	Sandboxes(ctx context.Context, namespace string) ([]*agents.Sandbox, error)
 	Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error)
 }
 
 // CheckNodeName refuses a name under which this machine's own sandboxes and checkpoints would be those of
 // another node: their objects name the machine as it was called when they were made.
-func CheckNodeName(ctx context.Context, name string, has inventory, objects named) error {
+func CheckNodeName(ctx context.Context, name string, has inventory, from objects) error {
 	boxes, err := has.List(ctx)
 	if err != nil {
 		return err
 	}
+	own := sets.New[types.UID]()
 	for _, b := range boxes {
-		s, err := objects.Sandbox(ctx, types.NamespacedName{Namespace: b.Ref.Namespace, Name: b.Ref.Name})
-		if err == nil && s.UID == b.Ref.UID {
-			err = sameNode(name, s.Status.NodeName, "sandbox "+fullName(s))
+		own.Insert(b.Ref.UID)
+	}
+	all, err := from.Sandboxes(ctx, "")
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		if !own.Has(s.UID) {
+			continue
 		}
-		if err != nil && !errors.Is(err, errs.ErrNotFound) {
+		if err := sameNode(name, s.Status.NodeName, "sandbox "+fullName(s)); err != nil {
 			return err
 		}
 	}
@@ -218,7 +226,7 @@ func CheckNodeName(ctx context.Context, name string, has inventory, objects name
 	}
 	for i := range kept {
 		ref := kept[i].Checkpoint
-		c, err := objects.Checkpoint(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name})
+		c, err := from.Checkpoint(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name})
 		if err == nil && c.UID == ref.UID && c.Status.Source != nil {
 			err = sameNode(name, c.Status.Source.Node, "checkpoint "+fullName(c))
 		}

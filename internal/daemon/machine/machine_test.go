@@ -30,11 +30,11 @@ func (s stock) Checkpoints(context.Context) ([]sandbox.Captured, error) {
 	return []sandbox.Captured{{Checkpoint: sandbox.CheckpointRef{Namespace: "a", Name: "c", UID: "u2"}}}, nil
 }
 
-func (s stock) Sandbox(_ context.Context, key types.NamespacedName) (*agents.Sandbox, error) {
-	if s.box == nil {
-		return nil, fmt.Errorf("sandbox %s: %w", key, errs.ErrNotFound)
+func (s stock) Sandboxes(context.Context, string) (all []*agents.Sandbox, err error) {
+	if s.box != nil {
+		all = append(all, s.box)
 	}
-	return s.box, nil
+	return all, nil
 }
 
 func (s stock) Checkpoint(_ context.Context, key types.NamespacedName) (*barchan.Checkpoint, error) {

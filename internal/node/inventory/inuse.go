@@ -90,16 +90,19 @@ func (s *liveSet) addRows() error {
 			s.know(types.UID(l.Owner))
 		}
 	}
-	return s.Journal.Each(func(r *journal.Row) {
-		s.know(r.Plan.Ref.UID)
+	rows, err := s.Journal.Summaries()
+	for _, r := range rows {
+		s.know(r.Ref.UID)
+		if r.Stage == "" {
+			s.present(string(sandbox.IDOf(r.Ref.UID)), "journal: cannot be read")
+			continue
+		}
 		if l, ok := s.Allocator.At(r.Address); r.Stage != journal.Removing || !ok || l.State != ipam.Cooling {
-			s.add(r.Address, r.Plan.Ref.UID, "journal: "+string(r.Stage))
+			s.add(r.Address, r.Ref.UID, "journal: "+string(r.Stage))
 		} // else only the row is left, and the address was released
-		s.present(string(r.Plan.ID), "journal: "+string(r.Stage)) // its row may not have the address yet
-	}, func(key, _ []byte, _ error) {
-		s.know(types.UID(key))
-		s.present(string(sandbox.IDOf(types.UID(key))), "journal: cannot be read")
-	})
+		s.present(string(r.ID), "journal: "+string(r.Stage)) // its row may not have the address yet
+	}
+	return err
 }
 
 func (s *liveSet) addRecord(r ctrd.Container) {

@@ -17,8 +17,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -169,17 +171,48 @@ func (j *Journal) Remove(ref sandbox.Ref) error {
 	return nil
 }
 
+// decodedAtOnce bounds the rows that are decoded and not visited yet.
+const decodedAtOnce = 256
+
 // Each visits all readable rows, and passes the others to unread; they are kept.
 func (j *Journal) Each(visit func(*Row), unread func(key, value []byte, err error)) error {
-	return j.db.View(func(tx *bolt.Tx) error {
-		return tx.Bucket(sandboxesBucket).ForEach(func(key, value []byte) error {
-			if r, err := j.decodeRow(key, value); err != nil {
-				unread(key, value, err)
-			} else {
-				visit(r)
+	return each(j.db, j.decodeRow, visit, unread)
+}
+
+// each decodes all rows on all processors, since a node that starts reads thousands, and visits them in the order of their keys.
+func each[T any](db *bolt.DB, decode func(key, value []byte) (T, error), visit func(T), unread func(key, value []byte, err error)) error {
+	type entry struct {
+		key, value []byte
+		row        T
+		err        error
+	}
+	return db.View(func(tx *bolt.Tx) error {
+		cursor := tx.Bucket(sandboxesBucket).Cursor()
+		for key, value := cursor.First(); key != nil; {
+			var batch []entry
+			for ; key != nil && len(batch) < decodedAtOnce; key, value = cursor.Next() {
+				batch = append(batch, entry{key: key, value: value})
 			}
-			return nil
-		})
+			var next atomic.Int64
+			var wg sync.WaitGroup
+			for range min(runtime.GOMAXPROCS(0), len(batch)) {
+				wg.Go(func() {
+					for i := next.Add(1) - 1; i < int64(len(batch)); i = next.Add(1) - 1 {
+						e := &batch[i]
+						e.row, e.err = decode(e.key, e.value)
+					}
+				})
+			}
+			wg.Wait()
+			for _, e := range batch {
+				if e.err != nil {
+					unread(e.key, e.value, e.err)
+				} else {
+					visit(e.row)
+				}
+			}
+		}
+		return nil
 	})
 }
 
@@ -217,23 +250,31 @@ func (j *Journal) decodeRow(key, value []byte) (*Row, error) {
 	if err := json.Unmarshal(value, r); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}
-	switch {
-	case string(r.Plan.Ref.UID) != string(key):
-		return nil, fmt.Errorf("row of %q under another key", r.Plan.Ref.UID)
-	case r.Plan.ID != sandbox.IDOf(r.Plan.Ref.UID):
-		return nil, fmt.Errorf("row with the ID %q of another sandbox", r.Plan.ID)
-	case r.Stage == none || moves[r.Stage] == nil:
-		return nil, fmt.Errorf("unknown stage %q", r.Stage)
-	case r.Kept != "" && r.Kept != agents.SuspendFiles && r.Kept != agents.SuspendDelete:
-		return nil, fmt.Errorf("unknown kept data %q", r.Kept)
-	case r.OnDisk() && !r.Address.IsValid(): // released while it is stored
-	case r.Stage.Begun() && !r.Address.Is4():
-		return nil, fmt.Errorf("a sandbox of stage %s has the address %s", r.Stage, r.Address)
+	if err := r.check(key); err != nil {
+		return nil, err
 	}
 	if r.Memory != nil {
 		r.Memory.Build.CPUFeatures = j.sharedFeatures(r.Memory.Build.CPUFeatures)
 	}
 	return r, nil
+}
+
+// check refuses a row that contradicts itself.
+func (r *Row) check(key []byte) error {
+	switch {
+	case string(r.Plan.Ref.UID) != string(key):
+		return fmt.Errorf("row of %q under another key", r.Plan.Ref.UID)
+	case r.Plan.ID != sandbox.IDOf(r.Plan.Ref.UID):
+		return fmt.Errorf("row with the ID %q of another sandbox", r.Plan.ID)
+	case r.Stage == none || moves[r.Stage] == nil:
+		return fmt.Errorf("unknown stage %q", r.Stage)
+	case r.Kept != "" && r.Kept != agents.SuspendFiles && r.Kept != agents.SuspendDelete:
+		return fmt.Errorf("unknown kept data %q", r.Kept)
+	case r.OnDisk() && !r.Address.IsValid(): // released while it is stored
+	case r.Stage.Begun() && !r.Address.Is4():
+		return fmt.Errorf("a sandbox of stage %s has the address %s", r.Stage, r.Address)
+	}
+	return nil
 }
 
 // maxFeatures bounds the lists that rows share. A machine has one, until its processor or the runtime is another.

@@ -87,6 +87,9 @@ func (o *objects) weigh(ctx context.Context) (w weight, err error) {
 	if err := o.settle(ctx); err != nil {
 		return w, err
 	}
+	if err := harness.Rest(ctx, harness.Settle); err != nil { // a server returns memory after two seconds of rest
+		return w, err
+	}
 	rss, err := proc.RSS(o.Server.PID())
 	if err != nil {
 		return w, err
@@ -97,7 +100,7 @@ func (o *objects) weigh(ctx context.Context) (w weight, err error) {
 
 // settle returns when the server and its containerd have next to nothing left to do.
 func (o *objects) settle(ctx context.Context) error {
-	const tick, little = 500 * time.Millisecond, 0.1
+	const tick, little = time.Second, 0.1
 	deadline := time.Now().Add(10 * time.Minute)
 	for calm := 0; calm < 3; {
 		used, err := o.load(ctx, tick)
