@@ -102,7 +102,7 @@ func parts(o options) []part {
 		{name: "scale", measure: scale.Scale},
 		{name: "memory", measure: scale.Memory},
 		{name: "density", named: true, measure: func(ctx context.Context, b *harness.Bench) error { return scale.Density(ctx, b, o.fill) }},
-		{name: "objects", measure: func(ctx context.Context, b *harness.Bench) error { return scale.Objects(ctx, b, o.objects) }},
+		{name: "objects", named: true, measure: func(ctx context.Context, b *harness.Bench) error { return scale.Objects(ctx, b, o.objects) }},
 	}
 }
 
