@@ -157,6 +157,9 @@ func Plain(s string) string { return Escaped(s, maxPlain) }
 
 // Escaped is Plain with another maximum length, in characters.
 func Escaped(s string, most int) string {
+	if len(s) <= most && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return s // nearly all are
+	}
 	var b strings.Builder
 	shown := 0
 	for i, r := range s {
