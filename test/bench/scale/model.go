@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/go-logr/logr"
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	kube "sigs.k8s.io/controller-runtime/pkg/client"
+	crlog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/client"
@@ -46,6 +48,7 @@ func newModel(ctx context.Context, b *harness.Bench) (*model, error) {
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
 	cfg.QPS = -1
+	crlog.SetLogger(logr.Discard())
 	m := &model{server: b.Server, made: 1, url: cfg.Host}
 	if m.http, err = rest.HTTPClientFor(cfg); err != nil {
 		return nil, fmt.Errorf("make client: %w", err)
