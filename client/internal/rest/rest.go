@@ -79,7 +79,7 @@ func Pages[T any](ctx context.Context, c *Client, path string, q url.Values, lim
 		case repeated:
 			return nil, fmt.Errorf("list %s: the server repeats a page: %w", path, errs.ErrUnavailable)
 		case limit > 0: // a server may return fewer than were requested
-			following, err = send()
+			following, err = send() //nolint:bodyclose // Decode does
 		}
 		res = following
 	}
