@@ -33,5 +33,6 @@ func (firstFields) Interpret(data []byte) (*schema.GroupVersionKind, error) {
 func cutString(data []byte, prefix string) (value string, rest []byte, found bool) {
 	data, found = bytes.CutPrefix(data, []byte(prefix))
 	text, rest, closed := bytes.Cut(data, []byte(`"`))
-	return string(text), rest, found && closed && !bytes.ContainsRune(text, '\\')
+	plain := !bytes.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' || r == '\\' })
+	return string(text), rest, found && closed && plain
 }
