@@ -61,10 +61,11 @@ fi
 # two packages, on two processors, all take many times as long, and what they wait for comes too late. make check has vet look
 # at our code; go test would have it look at all that the code imports too.
 run() {
-	local name=$1 packages=$2
+	local name=$1 packages=$2 format=pkgname-and-test-fails
 	shift 2
+	[[ " $* " != *" -v "* ]] || format=standard-verbose
 	[[ " $* " != *" -race "* ]] || export CGO_ENABLED=1
-	${limit:+timeout --signal=INT --kill-after=60 "$limit"} gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages="$packages" --jsonfile="$scratch/$name.json" "${again[@]/REPORT/$scratch/$name.again}" -- \
+	${limit:+timeout --signal=INT --kill-after=60 "$limit"} gotestsum --format="$format" --format-hide-empty-pkg --packages="$packages" --jsonfile="$scratch/$name.json" "${again[@]/REPORT/$scratch/$name.again}" -- \
 		-vet=off -shuffle="$shuffle" -timeout=90m -parallel=2 ${RUN:+-run="$RUN"} "$@"
 }
 
