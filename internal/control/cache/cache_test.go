@@ -17,7 +17,6 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 )
@@ -25,15 +24,7 @@ import (
 // serve returns how to reach a real API server that runs until the test ends.
 func serve(t testing.TB) *rest.Config {
 	t.Helper()
-	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Stop)
-	return api.RESTConfig(apiserver.UserController)
+	return startAPI(t, t.TempDir()).RESTConfig(apiserver.UserController)
 }
 
 // start returns a synced cache over a real API server, and what stops the cache.

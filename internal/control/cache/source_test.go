@@ -206,7 +206,8 @@ func TestSource(t *testing.T) {
 	}
 }
 
-func startAPI(t *testing.T, dir string) *apiserver.Server {
+// startAPI starts an API server over a directory. It runs until the test ends.
+func startAPI(t testing.TB, dir string) *apiserver.Server {
 	t.Helper()
 	api, err := apiserver.New(apiserver.Config{DataDir: dir, Log: telemetry.Discard()})
 	if err != nil {

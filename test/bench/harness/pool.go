@@ -19,8 +19,13 @@ const (
 
 // Pool makes the pool of a template, or changes its size.
 func (s *Server) Pool(ctx context.Context, template string, size int) error {
-	return s.Apply(ctx, fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxWarmPool",
-"metadata":{"name":"%[1]s","namespace":"default"},"spec":{"replicas":%[2]d,"sandboxTemplateRef":{"name":"%[1]s"}}}`, template, size))
+	return s.Apply(ctx, PoolManifest(template, template, size))
+}
+
+// PoolManifest is the manifest of a pool of a template.
+func PoolManifest(name, template string, size int) string {
+	return fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxWarmPool",
+"metadata":{"name":%q,"namespace":"default"},"spec":{"replicas":%d,"sandboxTemplateRef":{"name":%q}}}`, name, size, template)
 }
 
 // AwaitMembers returns when so many members of all pools can be handed out.

@@ -226,7 +226,7 @@ func (o *objects) pools(ctx context.Context) error {
 	began := time.Now()
 	var manifests strings.Builder
 	for i := range n {
-		fmt.Fprintf(&manifests, `{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxWarmPool","metadata":{"name":"empty-%d","namespace":"default"},"spec":{"replicas":0,"sandboxTemplateRef":{"name":%q}}}`+"\n---\n", i, harness.DefaultTemplate)
+		manifests.WriteString(harness.PoolManifest(fmt.Sprintf("empty-%d", i), harness.DefaultTemplate, 0) + "\n---\n")
 	}
 	if err := o.Server.Apply(ctx, manifests.String()); err != nil {
 		return err
