@@ -127,18 +127,18 @@ build() {
 	scratch=''
 }
 
-# prepared goes to a copy of our module that builds the package from a copy of the package's module, prepared and
-# patched. Paths are relative, so that the program is the same wherever it is built.
+# prepared goes to a copy of our module that builds the package from a copy of the package's module, patched and
+# prepared, by a program that is built from it too. Paths are relative, so that the program is the same wherever it is built.
 prepared() {
 	local source path
 	read -r path source < <(go list -f '{{with .Module}}{{.Path}} {{.Dir}}{{end}}' "$package")
-	cp go.mod go.sum "$scratch"
+	cp -r go.mod go.sum ${prepare:+"$prepare"} "$scratch"
 	cp -r --no-preserve=mode "$source" "$scratch/source"
-	[[ -z $prepare ]] || go run "$prepare" "$scratch/source"
 	# The copy belongs to no repository, wherever it is.
 	[[ ! -d patches ]] || GIT_CEILING_DIRECTORIES=$scratch git -C "$scratch/source" apply "$PWD"/patches/*.patch
 	cd "$scratch"
 	go mod edit -replace "$path=./source"
+	[[ -z $prepare ]] || go run "$prepare" source
 }
 
 # fresh NAME says whether a program is in the cache with the wanted stamp.

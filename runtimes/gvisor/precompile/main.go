@@ -1,10 +1,10 @@
-// Command precompile compiles the seccomp filters that runsc puts on its sandboxes and gofers, by
-// gVisor's own packages, into a copy of gVisor's source. It knows only the options that Barchan runs
+// Command precompile compiles the seccomp filters that runsc puts on its sandboxes, their stub processes and gofers, by
+// gVisor's own packages, into a copy of gVisor's source, from which it is built itself. It knows only the options that Barchan runs
 // sandboxes by; runsc compiles all others when it starts, as it otherwise does for every one. It
 // changes no rule: it ends with an error, and the build with it, where a filter is not, instruction
 // for instruction, the one that runsc would compile.
 //
-//	precompile DIRECTORY    of a copy of module gvisor.dev/gvisor, of the version used here
+//	precompile DIRECTORY    of a copy of module gvisor.dev/gvisor with our patches
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"gvisor.dev/gvisor/pkg/seccomp"
 	"gvisor.dev/gvisor/pkg/seccomp/precompiledseccomp"
 	"gvisor.dev/gvisor/pkg/sentry/platform"
-	_ "gvisor.dev/gvisor/pkg/sentry/platform/systrap" // registers itself
+	"gvisor.dev/gvisor/pkg/sentry/platform/systrap"
 	sentry "gvisor.dev/gvisor/runsc/boot/filter/config"
 	gofer "gvisor.dev/gvisor/runsc/fsgofer/filter/config"
 )
@@ -48,7 +48,13 @@ func run(dir string) error {
 	if filters, err = goferFilters(); err != nil {
 		return fmt.Errorf("of the gofer: %w", err)
 	}
-	return register(filepath.Join(dir, "runsc/fsgofer/filter/filter_precompiled.go"), filters)
+	if err := register(filepath.Join(dir, "runsc/fsgofer/filter/filter_precompiled.go"), filters); err != nil {
+		return err
+	}
+	if filters, err = stubFilters(); err != nil {
+		return fmt.Errorf("of stub processes: %w", err)
+	}
+	return register(filepath.Join(dir, "pkg/sentry/platform/systrap/stub_filters_precompiled.go"), filters)
 }
 
 // The variables' names, of package gvisor.dev/gvisor/runsc/boot/filter/config. Should they change,
@@ -56,6 +62,7 @@ func run(dir string) error {
 const (
 	controllerFD = "controller_fd"
 	selfPID      = "self_pid"
+	highBits     = "_high32bits" // of a variable of 64 bits
 )
 
 // sentryFilters are those of sandboxes on systrap with a network stack of their own, to whose files
@@ -159,6 +166,33 @@ func goferFilters() ([]precompiledseccomp.Program, error) {
 			return nil, err
 		}
 		filters = append(filters, all[i])
+	}
+	return filters, nil
+}
+
+// stubFilters are those of the processes whose memory is the address spaces of a sandbox's programs. Each sandbox
+// has its stub at another address; the patch 0008-stub-filters.patch makes that a variable.
+func stubFilters() ([]precompiledseccomp.Program, error) {
+	var filters []precompiledseccomp.Program
+	for _, stub := range systrap.StubFilters() {
+		names := slices.Collect(maps.Keys(stub.Vars()))
+		filter, err := precompiledseccomp.Precompile(stub.Name, names, stub.Program)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", stub.Name, err)
+		}
+		for _, page := range []uint32{0x1000, 0x7ffff000, 0x80000000, 0xfffff000} {
+			values := stub.Vars()
+			for i, name := range slices.Sorted(maps.Keys(values)) {
+				values[name] = page + uint32(i)<<12
+				if strings.HasSuffix(name, highBits) {
+					values[name] = 0x7000 + page>>16 // of an address of a program
+				}
+			}
+			if err := check(filter, values, stub.Program(values)); err != nil {
+				return nil, err
+			}
+		}
+		filters = append(filters, filter)
 	}
 	return filters, nil
 }
