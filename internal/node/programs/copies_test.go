@@ -18,21 +18,21 @@ func TestCopiesOfTheRuntime(t *testing.T) {
 	if err := os.WriteFile(program, []byte("#!/bin/sh\necho one"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	one, err := b.keep(program)
+	one, copied, err := b.keep(program)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := b.keep(program)
+	again, twice, err := b.keep(program)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again != one {
-		t.Errorf("copied as %s, then as %s", one, again)
+	if again != one || !copied || twice {
+		t.Errorf("copied (%v) as %s, then (%v) as %s, want once", copied, one, twice, again)
 	}
 	if err := os.WriteFile(program, []byte("#!/bin/sh\necho two!"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	two, err := b.keep(program)
+	two, _, err := b.keep(program)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestCopiesOfTheRuntime(t *testing.T) {
 	if err := os.Truncate(b.path(two), 3); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.keep(program); err != nil {
+	if _, _, err := b.keep(program); err != nil {
 		t.Error(err)
 	}
 	if text, err = os.ReadFile(b.path(two)); err != nil || string(text) != "#!/bin/sh\necho two!" {

@@ -123,11 +123,14 @@ func (b *Runtimes) Install(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find runtime: %w", err)
 	}
-	sha, err := b.keep(program)
+	sha, copied, err := b.keep(program)
 	if err != nil {
 		return fmt.Errorf("copy runtime: %w", err)
 	}
 	b.current = sha
+	if err := readInLargePages(b.path(sha), copied); err != nil {
+		b.log.DebugContext(ctx, "runtime not read in large pages", "path", b.path(sha), telemetry.Error, err)
+	}
 	if err := unix.Access(b.path(sha), unix.X_OK); err != nil {
 		b.log.WarnContext(ctx, "runtime not copied; upgrades will invalidate stored memory",
 			"dir", b.dir, telemetry.Error, err)
@@ -142,40 +145,41 @@ func (b *Runtimes) Install(ctx context.Context) error {
 }
 
 // keep copies a program, unless there is a copy, and returns its SHA-256.
-func (b *Runtimes) keep(program string) (sha string, err error) {
+func (b *Runtimes) keep(program string) (sha string, copied bool, err error) {
 	if err := os.MkdirAll(b.dir, 0o755); err != nil {
-		return "", err
+		return "", false, err
 	}
 	now, err := identityOf(program)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	if b.hasCopy(&now) {
-		return now.SHA256, nil
+		return now.SHA256, false, nil
 	}
 	from, err := os.Open(program)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	defer func() { _ = from.Close() }()
 	sum := sha256.New()
 	if _, err := io.Copy(sum, from); err != nil {
-		return "", err
+		return "", false, err
 	}
 	now.SHA256 = hex.EncodeToString(sum.Sum(nil))
 	if info, err := os.Stat(b.path(now.SHA256)); err != nil || info.Size() != now.Size {
 		if _, err := from.Seek(0, io.SeekStart); err != nil {
-			return "", err
+			return "", false, err
 		}
 		if err := b.copy(from, now.SHA256); err != nil {
-			return "", err
+			return "", false, err
 		}
+		copied = true
 	}
 	text, err := json.Marshal(now)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
-	return now.SHA256, durable.WriteFile(filepath.Join(b.dir, installedName), text, 0o644)
+	return now.SHA256, copied, durable.WriteFile(filepath.Join(b.dir, installedName), text, 0o644)
 }
 
 // hasCopy reports whether the file is the last one copied, and completes its identity.
