@@ -306,8 +306,10 @@ func (b *browser) makeKey() string {
 	return key
 }
 
-// useKey signs in with a key of scope use, which sees no keys. Its end is the session's.
+// useKey signs in with a key of scope use, which sees no keys, though the browser loses two requests. Its end is the session's.
 func (b *browser) useKey(lesser, key string) {
+	// As where the machine gets another address meanwhile.
+	evaluate[bool](b, `((real) => { let lost = 2; window.fetch = (...a) => lost-- > 0 ? Promise.reject(new TypeError("lost")) : real(...a) })(window.fetch), true`)
 	b.do("key", chromedp.SendKeys(chromedp.CSS(`#key`), lesser+"\r"))
 	b.click(`//header//a[.="Server"]`)
 	b.shows("it may not see or make keys")

@@ -11,6 +11,24 @@ let signedOut = () => {};
 export const onSignedOut = (f) => { signedOut = f; };
 
 /**
+ * A fetch that is repeated twice where that changes nothing, or signs in: a browser gives up a request when an address of its machine
+ * changes, as on another network.
+ * @param {string} path below /ui/api/
+ * @param {RequestInit} init
+ */
+async function answerOf(path, init) {
+  for (let left = init.method === 'GET' || path === 'session' ? 2 : 0; ; left--) {
+    try {
+      return await fetch('/ui/api/' + path, init);
+    } catch (e) {
+      if (init.signal?.aborted) throw e;
+      if (left === 0) throw new Refusal(0, 'The server does not answer.');
+      await new Promise((later) => setTimeout(later, 300));
+    }
+  }
+}
+
+/**
  * One request. What the page does by itself is marked by background, so that it does not keep an idle session.
  * @param {string} path below /ui/api/
  * @param {{method?: string, body?: any, raw?: BodyInit, background?: boolean, signal?: AbortSignal}} [o]
@@ -18,16 +36,10 @@ export const onSignedOut = (f) => { signedOut = f; };
 export async function request(path, o = {}) {
   const headers = { 'X-Barchan-UI': o.background ? '0' : '1' };
   if (o.body !== undefined) headers['Content-Type'] = 'application/json';
-  let answer;
-  try {
-    answer = await fetch('/ui/api/' + path, {
-      method: o.method ?? (o.body === undefined && o.raw === undefined ? 'GET' : 'POST'),
-      headers, body: o.raw ?? (o.body === undefined ? undefined : JSON.stringify(o.body)), signal: o.signal, credentials: 'same-origin',
-    });
-  } catch (e) {
-    if (o.signal?.aborted) throw e;
-    throw new Refusal(0, 'The server does not answer.');
-  }
+  const answer = await answerOf(path, {
+    method: o.method ?? (o.body === undefined && o.raw === undefined ? 'GET' : 'POST'),
+    headers, body: o.raw ?? (o.body === undefined ? undefined : JSON.stringify(o.body)), signal: o.signal, credentials: 'same-origin',
+  });
   if (answer.ok) return answer;
   let message = answer.statusText || 'The server answered ' + answer.status;
   try { message = (await answer.json()).message ?? message; } catch { /* no JSON */ }
