@@ -32,7 +32,7 @@ func serverOn(t *testing.T, disk string, reexec bool) *Daemon {
 	t.Helper()
 	cfg := config.Default()
 	cfg.DataDir, cfg.RunDir, cfg.NodeName = filepath.Join(disk, "d"), filepath.Join(disk, "d", "run"), "n"
-	cfg.HTTPAddr, cfg.TLSAddr, cfg.KubeAddr, cfg.SSHAddr = "127.0.0.1:0", "", "127.0.0.1:0", "127.0.0.1:0"
+	cfg.HTTPAddr, cfg.TLSAddr, cfg.KubeAddr, cfg.SSHAddr, cfg.MetricsAddr = "127.0.0.1:0", "", "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	d, err := New(Config{Config: cfg, Log: telemetry.Discard(), AfterReexec: reexec})
 	if err != nil {
 		t.Fatal(err)

@@ -72,8 +72,10 @@ func testKubectlExec(t *testing.T, s *server) {
 	if out := s.mustKubectl("through stdin", "exec", "-i", "web", "--", "cat"); out != "through stdin" {
 		t.Errorf("cat = %q", out)
 	}
-	if out := s.mustKubectl(strings.Repeat("x", 1<<20), "exec", "-i", "web", "--", "head", "-c", "3"); out != "xxx" {
-		t.Errorf("head = %q", out)
+	cmd := s.kubectlCommand("exec", "-i", "web", "--", "head", "-c", "3")
+	cmd.Stdin = strings.NewReader(strings.Repeat("x", 1<<20))
+	if out, err := cmd.Output(); err != nil || string(out) != "xxx" { // kubectl may log that it could not copy the rest
+		t.Errorf("head = %q, %v", out, err)
 	}
 	if out, err := s.kubectl("", "exec", "web", "--", "no-such-program"); err == nil || !strings.Contains(out, "no-such-program") {
 		t.Errorf("a program that is not there: %v\n%s", err, out)

@@ -52,6 +52,18 @@ for pid in children:
     os.kill(pid, signal.SIGKILL)
 `
 
+// testPatchedCalls sees that gVisor patches the system calls of a program that makes them often, and leaves one that ends soon as it is:
+// each patch copies a page of the program or of a library.
+func testPatchedCalls(t *testing.T, s *server, id string) {
+	const table = "[usertrap]" // the memory that patched calls jump to
+	if maps := s.exec(id, "cat /proc/self/maps"); strings.Contains(maps, table) || !strings.Contains(maps, "cat") {
+		t.Errorf("the calls of cat are patched, is runsc the one that `make runtimes` builds?\n%s", maps)
+	}
+	if maps := s.exec(id, `python3 -c 'import os; [os.getppid() for _ in range(1000)]; print(open("/proc/self/maps").read())'`); !strings.Contains(maps, table) {
+		t.Errorf("a thousand calls of one instruction are not patched:\n%s", maps)
+	}
+}
+
 // testRuntimes runs the same in both classes: limits that hold, and pause and resume, after which a
 // sandbox of class runc has its files and no processes.
 func testRuntimes(t *testing.T, s *server) {
@@ -82,6 +94,9 @@ func testRuntimes(t *testing.T, s *server) {
 			}
 			testMemory(t, s, class, id)
 			testPids(t, s, class)
+			if class == "gvisor" {
+				testPatchedCalls(t, s, id)
+			}
 		})
 	}
 }

@@ -19,14 +19,12 @@ import (
 )
 
 // writeLogs has the commands of runsc write logs from now on: each into a file of its name, after the prefix returned.
-func (l *testHost) writeLogs(t *testing.T) (prefix string) {
+func (l *testHost) writeLogs(t *testing.T, args ...string) (prefix string) {
 	t.Helper()
 	prefix = filepath.Join(l.dir, "logs") + "/"
-	verbose, err := New(Config{
-		Class: GVisor, Binary: l.cfg.Binary, Root: l.cfg.Root, ExtraArgs: []string{"--debug", "--debug-log=" + prefix + "%COMMAND%"},
-	})
+	logging, err := New(Config{Class: GVisor, Binary: l.cfg.Binary, Root: l.cfg.Root, ExtraArgs: append(args, "--debug-log="+prefix+"%COMMAND%")})
 	must(t, err)
-	l.Runtime = verbose
+	l.Runtime = logging
 	return prefix
 }
 
@@ -34,7 +32,7 @@ func (l *testHost) writeLogs(t *testing.T) (prefix string) {
 // restore, whether a gofer serves files itself or not. Compiling them takes 2 to 10 ms each.
 func TestFiltersArePrecompiled(t *testing.T) {
 	l := newTestHost(t)
-	logs := l.writeLogs(t)
+	logs := l.writeLogs(t, "--debug")
 	// use counts the precompiled and the other filters of a command's process.
 	use := func(command string) (ahead, late int) {
 		t.Helper()
@@ -122,13 +120,10 @@ func TestGarbageIsCollectedAfterStart(t *testing.T) {
 // The log of a restore that someone reads has what is left out of one that is discarded.
 func TestLogsAreWhole(t *testing.T) {
 	l := newTestHost(t)
-	log := filepath.Join(l.dir, "log.%COMMAND%")
-	logged, err := New(Config{Class: GVisor, Binary: l.cfg.Binary, Root: l.cfg.Root, ExtraArgs: []string{"--debug-log=" + log}})
-	must(t, err)
-	l.Runtime = logged
+	logs := l.writeLogs(t)
 	first := l.newSandbox(t).run(t)
 	first.copyOf(t).restore(t, first.checkpoint(t, CheckpointOptions{}), RestoreOptions{}).query(t, "add")
-	text, err := os.ReadFile(strings.ReplaceAll(log, "%COMMAND%", "boot"))
+	text, err := os.ReadFile(logs + "boot")
 	must(t, err)
 	for _, want := range []string{"Kernel save stats", "Kernel load stats", "pkg/sentry/kernel.Task\n"} {
 		if !strings.Contains(string(text), want) {
@@ -140,7 +135,7 @@ func TestLogsAreWhole(t *testing.T) {
 // A sandbox registers no trace points as it starts.
 func TestNoTracePoints(t *testing.T) {
 	l := newTestHost(t)
-	logs := l.writeLogs(t)
+	logs := l.writeLogs(t, "--debug")
 	l.newSandbox(t).run(t)
 	text, err := os.ReadFile(logs + "boot")
 	must(t, err)
