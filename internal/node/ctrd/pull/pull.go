@@ -44,8 +44,10 @@ const (
 	pollProgress = 200 * time.Millisecond
 	// keepPart is how long containerd at least keeps what an interrupted pull has received.
 	keepPart = 24 * time.Hour
-	// discards bounds how often a pull drops incomplete blobs. A writer of containerd's that is still closing can leave one again.
-	discards = 3
+	// discards bounds how often a pull drops incomplete blobs. A writer of containerd's that is still closing can leave one again, which
+	// is not listed before, so each but the first waits for discardPause.
+	discards     = 4
+	discardPause = 100 * time.Millisecond
 	// leasePrefix is of the leases that keep it.
 	leasePrefix = "barchan-pull-"
 )
@@ -117,11 +119,18 @@ func (p *Puller) Pull(ctx context.Context, api *containerd.Client, req Request) 
 	w := &watch{api: api, puller: p, req: req, seen: map[digest.Digest]int64{}, cancel: cancel}
 	end := w.run(ctx)
 	img, err := p.fetch(leases.WithLease(ctx, lease.ID), w)
-	for range discards {
+	for i := range discards {
 		answer, answered := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
-		if !answered || answer.StatusCode != http.StatusRequestedRangeNotSatisfiable || !w.discard(ctx) {
+		if !answered || answer.StatusCode != http.StatusRequestedRangeNotSatisfiable {
 			break
 		}
+		if i > 0 {
+			select {
+			case <-time.After(discardPause):
+			case <-ctx.Done():
+			}
+		}
+		w.discard(ctx)
 		img, err = p.fetch(leases.WithLease(ctx, lease.ID), w)
 	}
 	end()
@@ -282,20 +291,19 @@ func (w *watch) parts() map[digest.Digest]int64 {
 	return maps.Clone(w.seen)
 }
 
-// discard removes incomplete blobs, which a registry without ranges cannot complete. It reports whether there were any.
-func (w *watch) discard(ctx context.Context) (found bool) {
+// discard removes incomplete blobs, which a registry without ranges cannot complete. It ignores errors: the next fetch shows them.
+func (w *watch) discard(ctx context.Context) {
 	arriving, err := w.api.ContentStore().ListStatuses(ctx, "")
 	if err != nil {
-		return false
+		return
 	}
 	for d := range w.parts() {
 		for _, a := range arriving {
-			if strings.HasSuffix(a.Ref, d.String()) && w.api.ContentStore().Abort(ctx, a.Ref) == nil {
-				found = true
+			if strings.HasSuffix(a.Ref, d.String()) {
+				_ = w.api.ContentStore().Abort(ctx, a.Ref)
 			}
 		}
 	}
-	return found
 }
 
 // measure reads the received bytes from containerd. It ignores errors: the next call follows.
