@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -23,9 +24,12 @@ func TestReadInLargePages(t *testing.T) {
 	if err := durable.CopyProgram(bytes.NewReader(want), path); err != nil {
 		t.Fatal(err)
 	}
-	before := largePages(t, path)
-	if err := readInLargePages(path, true); err != nil {
+	if err := readInLargePages(path); err != nil {
 		t.Skip("this kernel has no large pages: ", err)
+	}
+	before := largePages(t, path)
+	if err := errors.Join(evict(path), readInLargePages(path)); err != nil {
+		t.Error(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("the program has changed, %v", err)
@@ -37,10 +41,10 @@ func TestReadInLargePages(t *testing.T) {
 	if after != len(want) {
 		t.Errorf("%d bytes are in large pages, %d before, want %d", after, before, len(want))
 	}
-	if err := readInLargePages(path, false); err != nil {
+	if err := readInLargePages(path); err != nil {
 		t.Error(err)
 	}
-	if err := readInLargePages(path+"-absent", false); err == nil {
+	if err := readInLargePages(path + "-absent"); err == nil {
 		t.Error("an absent program is read")
 	}
 }
@@ -48,22 +52,11 @@ func TestReadInLargePages(t *testing.T) {
 // largePages returns how many bytes of a file the kernel maps in pages of 2 MiB.
 func largePages(t *testing.T, path string) int {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	pages, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_PRIVATE) // aligned, as it is large
+	pages, err := mapInLargePages(path) // aligned, as it is large
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Munmap(pages) }()
-	_ = unix.Madvise(pages, unix.MADV_HUGEPAGE)
-	_ = unix.Madvise(pages, unix.MADV_POPULATE_READ)
 	smaps, err := os.Open("/proc/self/smaps")
 	if err != nil {
 		t.Fatal(err)

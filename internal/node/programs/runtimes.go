@@ -123,12 +123,12 @@ func (b *Runtimes) Install(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find runtime: %w", err)
 	}
-	sha, copied, err := b.keep(program)
+	sha, err := b.keep(program)
 	if err != nil {
 		return fmt.Errorf("copy runtime: %w", err)
 	}
 	b.current = sha
-	if err := readInLargePages(b.path(sha), copied); err != nil {
+	if err := readInLargePages(b.path(sha)); err != nil {
 		b.log.DebugContext(ctx, "runtime not read in large pages", "path", b.path(sha), telemetry.Error, err)
 	}
 	if err := unix.Access(b.path(sha), unix.X_OK); err != nil {
@@ -145,41 +145,40 @@ func (b *Runtimes) Install(ctx context.Context) error {
 }
 
 // keep copies a program, unless there is a copy, and returns its SHA-256.
-func (b *Runtimes) keep(program string) (sha string, copied bool, err error) {
+func (b *Runtimes) keep(program string) (sha string, err error) {
 	if err := os.MkdirAll(b.dir, 0o755); err != nil {
-		return "", false, err
+		return "", err
 	}
 	now, err := identityOf(program)
 	if err != nil {
-		return "", false, err
+		return "", err
 	}
 	if b.hasCopy(&now) {
-		return now.SHA256, false, nil
+		return now.SHA256, nil
 	}
 	from, err := os.Open(program)
 	if err != nil {
-		return "", false, err
+		return "", err
 	}
 	defer func() { _ = from.Close() }()
 	sum := sha256.New()
 	if _, err := io.Copy(sum, from); err != nil {
-		return "", false, err
+		return "", err
 	}
 	now.SHA256 = hex.EncodeToString(sum.Sum(nil))
 	if info, err := os.Stat(b.path(now.SHA256)); err != nil || info.Size() != now.Size {
 		if _, err := from.Seek(0, io.SeekStart); err != nil {
-			return "", false, err
+			return "", err
 		}
 		if err := b.copy(from, now.SHA256); err != nil {
-			return "", false, err
+			return "", err
 		}
-		copied = true
 	}
 	text, err := json.Marshal(now)
 	if err != nil {
-		return "", false, err
+		return "", err
 	}
-	return now.SHA256, copied, durable.WriteFile(filepath.Join(b.dir, installedName), text, 0o644)
+	return now.SHA256, durable.WriteFile(filepath.Join(b.dir, installedName), text, 0o644)
 }
 
 // hasCopy reports whether the file is the last one copied, and completes its identity.
@@ -210,7 +209,7 @@ func identityOf(program string) (installed, error) {
 	return i, nil
 }
 
-// copy creates a durable copy. It is no link: an overwrite of the installed program in place would change
+// copy creates a durable copy, of which nothing is cached. It is no link: an overwrite of the installed program in place would change
 // that.
 func (b *Runtimes) copy(from io.Reader, sha string) error {
 	dir := filepath.Dir(b.path(sha))
@@ -220,6 +219,7 @@ func (b *Runtimes) copy(from io.Reader, sha string) error {
 	if err := durable.CopyProgram(from, b.path(sha)); err != nil {
 		return err
 	}
+	_ = evict(b.path(sha)) // else it starts containers more slowly
 	return durable.SyncDirs(dir, b.dir)
 }
 
