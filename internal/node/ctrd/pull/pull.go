@@ -29,6 +29,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 )
 
 const (
@@ -125,10 +126,7 @@ func (p *Puller) Pull(ctx context.Context, api *containerd.Client, req Request) 
 			break
 		}
 		if i > 0 {
-			select {
-			case <-time.After(discardPause):
-			case <-ctx.Done():
-			}
+			lifecycle.Sleep(ctx, discardPause)
 		}
 		w.discard(ctx)
 		img, err = p.fetch(leases.WithLease(ctx, lease.ID), w)
