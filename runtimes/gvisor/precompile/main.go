@@ -62,7 +62,6 @@ func run(dir string) error {
 const (
 	controllerFD = "controller_fd"
 	selfPID      = "self_pid"
-	highBits     = "_high32bits" // of a variable of 64 bits
 )
 
 // sentryFilters are those of sandboxes on systrap with a network stack of their own, to whose files
@@ -180,12 +179,14 @@ func stubFilters() ([]precompiledseccomp.Program, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", stub.Name, err)
 		}
-		for _, page := range []uint32{0x1000, 0x7ffff000, 0x80000000, 0xfffff000} {
+		for _, address := range []uint64{0x7000_0000_1000, 0xefff_7fff_f000, 0xf000_8000_0000, 0x1_6fff_ffff_f000} {
 			values := stub.Vars()
-			for i, name := range slices.Sorted(maps.Keys(values)) {
-				values[name] = page + uint32(i)<<12
-				if strings.HasSuffix(name, highBits) {
-					values[name] = 0x7000 + page>>16 // of an address of a program
+			for _, name := range slices.Sorted(maps.Keys(values)) {
+				address += 0x1000 // another for each
+				if long := values.Uint64VarName(name); long != "" {
+					values.SetUint64(long, address)
+				} else {
+					values[name] = uint32(address)
 				}
 			}
 			if err := check(filter, values, stub.Program(values)); err != nil {
