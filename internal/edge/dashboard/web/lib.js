@@ -11,7 +11,7 @@ let signedOut = () => {};
 export const onSignedOut = (f) => { signedOut = f; };
 
 /**
- * A fetch that is repeated twice where that changes nothing, or signs in: a browser gives up a request when an address of its machine
+ * A fetch that is repeated twice where that changes nothing more, or signs in or out: a browser gives up a request when an address of its machine
  * changes, as on another network.
  * @param {string} path below /ui/api/
  * @param {RequestInit} init
