@@ -165,6 +165,7 @@ func New(cfg Config) (*Daemon, error) {
 // Sandboxes keep running, unless the administrator had all removed.
 func (d *Daemon) Run(ctx context.Context) (err error) {
 	d.started = time.Now()
+	footprint.Pace()
 	ctx, d.stop = context.WithCancelCause(ctx)
 	defer d.stop(nil)
 	tracer, endTracing, err := telemetry.NewTracing(ctx, telemetry.TraceConfig{Endpoint: d.cfg.OTLPEndpoint, Service: d.serviceName(), Version: d.cfg.Version, Ratio: float64(d.cfg.OTLPSamplePercent) / 100})

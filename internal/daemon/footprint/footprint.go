@@ -1,8 +1,7 @@
-// Package footprint returns to the kernel the memory that a process no longer needs, whenever it rests: after the start, and after
-// each burst of work. Without it, up to as much as all live objects stays resident as garbage, for minutes after the start and
-// between two collections, and with it the parts of the program that only the start has read.
-//
-// It changes neither the pace of Go's garbage collector nor anything while the process works.
+// Package footprint decides how much memory a process keeps for its speed. While the process works, garbage is collected less often
+// than Go does it (Pace). Whenever it rests, after the start and after each burst of work, what it no longer needs is returned to the
+// kernel (Run): garbage, which would otherwise stay resident until the next collection, and the parts of the program that only the
+// start has read.
 package footprint
 
 import (

@@ -114,12 +114,7 @@ type Row struct {
 var sandboxesBucket = []byte("sandboxes")
 
 // Journal keeps rows by the sandbox's UID. A write has reached the disk when it returns.
-type Journal struct {
-	db *bolt.DB
-
-	mu       sync.Mutex
-	features [][]string // of processors, which rows share; +checklocks:mu
-}
+type Journal struct{ db *bolt.DB }
 
 // Open creates the bucket if it is missing.
 func Open(db *bolt.DB) (*Journal, error) {
@@ -176,7 +171,7 @@ const decodedAtOnce = 256
 
 // Each visits all readable rows, and passes the others to unread; they are kept.
 func (j *Journal) Each(visit func(*Row), unread func(key, value []byte, err error)) error {
-	return each(j.db, j.decodeRow, visit, unread)
+	return each(j.db, decodeRow, visit, unread)
 }
 
 // each decodes all rows on all processors, since a node that starts reads thousands, and visits them in the order of their keys.
@@ -234,7 +229,7 @@ func (j *Journal) Get(uid types.UID) (r *Row, err error) {
 		if value == nil {
 			return nil
 		}
-		r, err = j.decodeRow([]byte(uid), value)
+		r, err = decodeRow([]byte(uid), value)
 		return err
 	})
 	if err != nil {
@@ -245,16 +240,13 @@ func (j *Journal) Get(uid types.UID) (r *Row, err error) {
 
 // decodeRow reads a row, and refuses one that the node cannot act on: the node neither adopts nor undoes what
 // it does not understand.
-func (j *Journal) decodeRow(key, value []byte) (*Row, error) {
+func decodeRow(key, value []byte) (*Row, error) {
 	r := &Row{}
 	if err := json.Unmarshal(value, r); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}
 	if err := r.check(key); err != nil {
 		return nil, err
-	}
-	if r.Memory != nil {
-		r.Memory.Build.CPUFeatures = j.sharedFeatures(r.Memory.Build.CPUFeatures)
 	}
 	return r, nil
 }
@@ -275,22 +267,6 @@ func (r *Row) check(key []byte) error {
 		return fmt.Errorf("a sandbox of stage %s has the address %s", r.Stage, r.Address)
 	}
 	return nil
-}
-
-// maxFeatures bounds the lists that rows share. A machine has one, until its processor or the runtime is another.
-const maxFeatures = 16
-
-// sharedFeatures returns an equal list that other rows have: it is the larger half of a stored sandbox's row.
-func (j *Journal) sharedFeatures(list []string) []string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if i := slices.IndexFunc(j.features, func(known []string) bool { return slices.Equal(known, list) }); i >= 0 {
-		return j.features[i]
-	}
-	if len(j.features) < maxFeatures {
-		j.features = append(j.features, list)
-	}
-	return list
 }
 
 // KeepsMemory reports whether a paused sandbox has memory to resume from.

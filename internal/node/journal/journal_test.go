@@ -47,7 +47,7 @@ func TestDecodeRow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = (&Journal{}).decodeRow([]byte(ref.UID), value)
+			_, err = decodeRow([]byte(ref.UID), value)
 			if (err == nil) != (tt.want == "") || (err != nil && !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("error %v, want %q", err, tt.want)
 			}
@@ -59,7 +59,7 @@ func FuzzDecodeRow(f *testing.F) {
 	f.Add([]byte("one"), []byte(`{"stage":"live","plan":{"ref":{"UID":"one"},"id":"x"},"address":"10.0.0.2"}`))
 	f.Add([]byte("one"), []byte(`{}`))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
-		r, err := (&Journal{}).decodeRow(key, value)
+		r, err := decodeRow(key, value)
 		if err == nil && r.Stage.Begun() && !r.Address.Is4() && (!r.OnDisk() || r.Address.IsValid()) {
 			t.Errorf("row with the address %s in stage %s", r.Address, r.Stage)
 		}

@@ -9,11 +9,13 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
@@ -33,16 +35,24 @@ const (
 	// applied. So the log keeps snapshotCatchUp entries, more than there can be of those.
 	snapshotCount   = 2000
 	snapshotCatchUp = 2 * snapshotCount
+	// A start reads all files of the log, also those that it does not apply. So etcd keeps none of these, by default five, and begins
+	// a new file after 16 MiB, by default 64 MB: snapshotCount writes of sandboxes are less.
+	maxLogs  = 1
+	logBytes = 16 << 20
 	// startDefrag is how many MiB a start frees at least if it defragments etcd's file. All of the file counts as resident
 	// memory, as etcd maps it as a whole.
 	startDefrag = 16
 )
+
+// setLogSize sets a variable of etcd, for all that this process starts.
+var setLogSize = sync.OnceFunc(func() { wal.SegmentSizeBytes = logBytes })
 
 var errNotReady = errors.New("not ready in time")
 
 // startEtcd runs a single-member etcd over dir in this process, without listeners for clients or
 // peers. Every write is synced to disk before it is acknowledged. fatal is a new hook of its own.
 func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger, fatal *fatalHook) (*embed.Etcd, error) {
+	setLogSize()
 	begun, err := beginFirstStart(dir)
 	if err != nil {
 		return nil, fmt.Errorf("make etcd directory: %w", err)
@@ -127,6 +137,7 @@ func etcdConfig(dir string, quota int64, log *zap.Logger) *embed.Config {
 	cfg.InitialCluster = cfg.Name + "=" + name.String()
 	cfg.TickMs, cfg.ElectionMs = tickMillis, electionMillis
 	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = snapshotCount, snapshotCatchUp
+	cfg.MaxWalFiles = maxLogs
 	if mayDefrag(dir) {
 		cfg.BootstrapDefragThresholdMegabytes = startDefrag
 	}

@@ -57,14 +57,7 @@ func TestFirstStartInterrupted(t *testing.T) {
 // etcd panics over its closed database if a watch still reads previous values from it: that of
 // watch.go:452. The watch here is behind by a batch of thousands when everything is closed.
 func TestEtcdClosesAfterItsWatches(t *testing.T) {
-	cfg := &Config{}
-	if err := cfg.Complete(); err != nil {
-		t.Fatal(err)
-	}
-	b, err := Open(t.Context(), cfg, t.TempDir(), nil, telemetry.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := openBackend(t, t.TempDir())
 	c := b.client()
 	const (
 		batch   = 1000 // revisions that etcd puts into one response
@@ -93,22 +86,65 @@ func TestEtcdClosesAfterItsWatches(t *testing.T) {
 	b.Close()
 }
 
-// TestStartDefragments: a start gives back what compacted writes have left free in the file, and keeps the data.
-func TestStartDefragments(t *testing.T) {
+// openBackend starts etcd over a directory.
+func openBackend(t *testing.T, dir string) *Backend {
+	t.Helper()
+	cfg := &Config{}
+	if err := cfg.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	b, err := Open(t.Context(), cfg, dir, nil, telemetry.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestOldLogsAreRemoved: what a start reads does not grow with what was ever written.
+func TestOldLogsAreRemoved(t *testing.T) {
 	dir := t.TempDir()
-	open := func() *Backend {
-		t.Helper()
-		cfg := &Config{}
-		if err := cfg.Complete(); err != nil {
-			t.Fatal(err)
-		}
-		b, err := Open(t.Context(), cfg, dir, nil, telemetry.Discard())
+	b := openBackend(t, dir)
+	c := b.client()
+	const writers, files = 50, 5
+	var wg sync.WaitGroup
+	for w := range writers {
+		wg.Go(func() {
+			for i := range 2*snapshotCount/writers + 1 { // the last snapshot is of the later half
+				if _, err := c.Put(t.Context(), fmt.Sprintf("/%d", w), fmt.Sprint(i)+strings.Repeat("x", files*logBytes/(2*snapshotCount))); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	logs := func() []string {
+		names, err := filepath.Glob(filepath.Join(dir, "etcd", "member", "wal", "*.wal"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return b
+		return names
 	}
-	b := open()
+	if n := len(logs()); n < files {
+		t.Fatalf("%d files of the log after %d MiB", n, files*logBytes>>20)
+	}
+	_ = c.Close()
+	b.Close()
+	b = openBackend(t, dir) // etcd looks for old files at each start, and every half minute
+	eventually.True(t, "old files of the log are removed", func() bool { return len(logs()) <= files/2+1 })
+	b.Close()
+	b = openBackend(t, dir)
+	defer b.Close()
+	c = b.client()
+	defer func() { _ = c.Close() }()
+	if got, err := c.Get(t.Context(), "/0"); err != nil || len(got.Kvs) != 1 || got.Kvs[0].Version != 2*snapshotCount/writers+1 {
+		t.Errorf("the key without old files of the log: %v, %v", got, err)
+	}
+}
+
+// TestStartDefragments: a start gives back what compacted writes have left free in the file, and keeps the data.
+func TestStartDefragments(t *testing.T) {
+	dir := t.TempDir()
+	b := openBackend(t, dir)
 	c := b.client()
 	var last int64
 	for i := range 2 * startDefrag {
@@ -124,7 +160,7 @@ func TestStartDefragments(t *testing.T) {
 	large := b.etcd.Server.Backend().Size()
 	_ = c.Close()
 	b.Close()
-	b = open()
+	b = openBackend(t, dir)
 	defer b.Close()
 	if small := b.etcd.Server.Backend().Size(); small > large-startDefrag<<20 {
 		t.Errorf("%d bytes before, %d after", large, small)

@@ -1,9 +1,11 @@
 package memimage
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
@@ -16,7 +18,42 @@ type Build struct {
 	// Arch is Go's name of the architecture.
 	Arch string `json:"arch"`
 	// CPUFeatures are the processor features that programs in a sandbox may use.
-	CPUFeatures []string `json:"cpuFeatures"`
+	CPUFeatures Features `json:"cpuFeatures"`
+}
+
+// Features are names of processor features. Decoded lists that are the same share their memory, and must not be changed: a list is the
+// larger half of what a node notes of a sandbox on disk, of which there are thousands.
+type Features []string
+
+// shared has decoded lists by their text. A machine has one, until its processor or the runtime is another.
+var shared struct {
+	sync.Mutex
+	lists map[string]Features
+}
+
+// maxShared bounds the lists that are kept.
+const maxShared = 16
+
+// UnmarshalJSON decodes a list of strings, unless it has decoded the same text before.
+func (f *Features) UnmarshalJSON(text []byte) error {
+	shared.Lock()
+	defer shared.Unlock()
+	if known, ok := shared.lists[string(text)]; ok {
+		*f = known
+		return nil
+	}
+	var list []string
+	if err := json.Unmarshal(text, &list); err != nil {
+		return err
+	}
+	*f = slices.Clip(list)
+	if shared.lists == nil {
+		shared.lists = map[string]Features{}
+	}
+	if len(shared.lists) < maxShared {
+		shared.lists[string(text)] = *f
+	}
+	return nil
 }
 
 // Restores returns nil if b can restore images of a build: the same program, on a processor with at

@@ -1,0 +1,84 @@
+package footprint
+
+import (
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
+	"testing"
+	"time"
+)
+
+func TestPercent(t *testing.T) {
+	for _, c := range []struct {
+		live, garbage uint64
+		want          int
+	}{
+		{0, 256 * mib, 6400}, // at the start
+		{32 * mib, 256 * mib, 800},
+		{64 * mib, 128 * mib, 200},
+		{256 * mib, 256 * mib, 100},
+		{4096 * mib, 256 * mib, 100}, // as Go has it
+	} {
+		if got := percent(c.live, c.garbage); got != c.want {
+			t.Errorf("%d MiB of %d MiB: %d %%, want %d", c.garbage/mib, c.live/mib, got, c.want)
+		}
+	}
+}
+
+// TestPace has another process set its pace, whose collections must follow what lives.
+func TestPace(t *testing.T) {
+	if os.Getenv("PACED") != "" {
+		paced(t)
+		return
+	}
+	for gogc, want := range map[string]string{"": "allowed", "100": "of the environment"} {
+		again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPace$", "-test.v")
+		again.Env = append(os.Environ(), "GOGC="+gogc, "PACED="+want)
+		if out, err := again.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", want, err, out)
+		}
+	}
+}
+
+// paced runs in the other process.
+func paced(t *testing.T) {
+	Pace()
+	if os.Getenv("PACED") == "of the environment" {
+		if got := debug.SetGCPercent(100); got != 100 {
+			t.Errorf("%d %%, want the environment's", got)
+		}
+		return
+	}
+	if got, want := heapGoal(), allowance(); got != want {
+		t.Errorf("first collection at %d bytes, want %d", got, want)
+	}
+	for range 3 { // each collection sets the pace for the next
+		live := make([]byte, 3*allowance())
+		await(t, "a heap larger than the allowance may double", func() bool {
+			runtime.GC()
+			return heapGoal() < uint64(len(live))*5/2
+		})
+		runtime.KeepAlive(live)
+		await(t, "a small heap may grow by the allowance", func() bool {
+			runtime.GC()
+			return heapGoal() >= allowance() && heapGoal() < 2*allowance()
+		})
+	}
+}
+
+func heapGoal() uint64 {
+	s := []metrics.Sample{{Name: "/gc/heap/goal:bytes"}}
+	metrics.Read(s)
+	return s[0].Value.Uint64()
+}
+
+func await(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: the next collection is at %d bytes", what, heapGoal())
+		}
+	}
+}
