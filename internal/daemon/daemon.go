@@ -165,7 +165,6 @@ func New(cfg Config) (*Daemon, error) {
 // Sandboxes keep running, unless the administrator had all removed.
 func (d *Daemon) Run(ctx context.Context) (err error) {
 	d.started = time.Now()
-	footprint.Pace()
 	ctx, d.stop = context.WithCancelCause(ctx)
 	defer d.stop(nil)
 	tracer, endTracing, err := telemetry.NewTracing(ctx, telemetry.TraceConfig{Endpoint: d.cfg.OTLPEndpoint, Service: d.serviceName(), Version: d.cfg.Version, Ratio: float64(d.cfg.OTLPSamplePercent) / 100})
@@ -181,7 +180,9 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		}
 	}()
 	var stack lifecycle.Stack
-	if err := boot.Run(ctx, d.bootPhases(), d.progress, &stack); err != nil {
+	usualGC := footprint.DelayGC()
+	err = boot.Run(ctx, d.bootPhases(), d.progress, &stack)
+	if usualGC(); err != nil {
 		d.progress.SetStopping()
 		return d.stopped(ctx, errors.Join(err, d.stopAll(&stack)))
 	}

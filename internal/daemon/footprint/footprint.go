@@ -1,7 +1,8 @@
-// Package footprint decides how much memory a process keeps for its speed. While the process works, garbage is collected less often
-// than Go does it (Pace). Whenever it rests, after the start and after each burst of work, what it no longer needs is returned to the
-// kernel (Run): garbage, which would otherwise stay resident until the next collection, and the parts of the program that only the
-// start has read.
+// Package footprint decides how much memory a process has for its speed. A start may have more garbage than Go would leave it (DelayGC).
+// Later, whenever the process rests, what it no longer needs is returned to the kernel (Run): garbage, which would otherwise stay
+// resident until the next collection, minutes later, and the parts of the program that only the start has read.
+//
+// Between the two it changes neither the pace of Go's garbage collector nor anything else.
 package footprint
 
 import (

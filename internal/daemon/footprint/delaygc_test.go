@@ -27,25 +27,25 @@ func TestPercent(t *testing.T) {
 	}
 }
 
-// TestPace has another process set its pace, whose collections must follow what lives.
-func TestPace(t *testing.T) {
-	if os.Getenv("PACED") != "" {
-		paced(t)
+// TestDelayGC has another process set its pace, whose collections must follow what lives.
+func TestDelayGC(t *testing.T) {
+	if os.Getenv("DELAYS") != "" {
+		delayed(t)
 		return
 	}
 	for gogc, want := range map[string]string{"": "allowed", "100": "of the environment"} {
-		again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPace$", "-test.v")
-		again.Env = append(os.Environ(), "GOGC="+gogc, "PACED="+want)
+		again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestDelayGC$", "-test.v")
+		again.Env = append(os.Environ(), "GOGC="+gogc, "DELAYS="+want)
 		if out, err := again.CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", want, err, out)
 		}
 	}
 }
 
-// paced runs in the other process.
-func paced(t *testing.T) {
-	Pace()
-	if os.Getenv("PACED") == "of the environment" {
+// delayed runs in the other process.
+func delayed(t *testing.T) {
+	end := DelayGC()
+	if os.Getenv("DELAYS") == "of the environment" {
 		if got := debug.SetGCPercent(100); got != 100 {
 			t.Errorf("%d %%, want the environment's", got)
 		}
@@ -65,6 +65,14 @@ func paced(t *testing.T) {
 			runtime.GC()
 			return heapGoal() >= allowance() && heapGoal() < 2*allowance()
 		})
+	}
+	end()
+	await(t, "a small heap may double after the start", func() bool {
+		runtime.GC()
+		return heapGoal() < 64*mib
+	})
+	if got := debug.SetGCPercent(100); got != 100 {
+		t.Errorf("%d %% after the start", got)
 	}
 }
 
