@@ -42,9 +42,6 @@ import (
 
 // makeAPI configures storage and the API server.
 func (d *Daemon) makeAPI(context.Context) (err error) {
-	if err := d.openTokens(); err != nil {
-		return err
-	}
 	host, err := admission.NewHost()
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@
 //	lock             this process holds the data directory
 //	bind             the listeners are open; they answer /healthz and /readyz from here on
 //	migrate          files and databases have the form of this version
+//	open-node        the files of the node are open and being read
 //	api              storage is open, the API server answers
 //	migrate-objects  objects have the form of this version
 //	defaults         base template, its pool and the local key exist
@@ -29,7 +30,7 @@
 //
 // A node in a process of its own runs the sandboxes of a server on the same machine, by the server's API:
 //
-//	disk, lock, bind, migrate, connect, caches, node, claims, controllers, serve
+//	disk, lock, bind, migrate, open-node, connect, caches, node, claims, controllers, serve
 //
 // That server's own phase node only connects to the node's socket, and reports what the node refuses.
 //

@@ -22,11 +22,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/node"
 )
 
-// makeNode configures containerd and the node, or the connection to a node in a process of its own.
-func (d *Daemon) makeNode(ctx context.Context) (err error) {
-	if !d.cfg.RunsSandboxes() {
-		d.apart = nodesocket.NewClient(d.cfg.NodeSocket)
-		return nil
+// openNode opens the files of the node, unless it is a process of its own.
+func (d *Daemon) openNode(context.Context) (err error) {
+	if err := d.openTokens(); err != nil || !d.cfg.RunsSandboxes() {
+		return err
 	}
 	d.machine, err = machine.New(&d.cfg.Config, d.cfg.Log, machine.Hooks{
 		Exists: d.exists, Objects: podObjects{d}, Tokens: d.tokens, Metrics: d.metrics, Health: d.health, Written: d.journalWritten, Repaired: d.repairs.Add,
@@ -36,8 +35,21 @@ func (d *Daemon) makeNode(ctx context.Context) (err error) {
 			return machine.CheckNodeName(ctx, d.cfg.NodeName, n, d.cache)
 		},
 	})
-	if err != nil {
-		return err
+	return err
+}
+
+func (d *Daemon) nodeFiles() services {
+	if d.machine == nil {
+		return nil
+	}
+	return services{d.machine.Files()}
+}
+
+// makeNode configures the node's use of objects, or the connection to a node in a process of its own.
+func (d *Daemon) makeNode(ctx context.Context) error {
+	if d.machine == nil {
+		d.apart = nodesocket.NewClient(d.cfg.NodeSocket)
+		return nil
 	}
 	d.images = imagegc.New(imagegc.Config{
 		Store: d.machine.Node.Images(), Node: d.machine.Node, Sizes: d.machine.Containers, Objects: d.cache.Live(),

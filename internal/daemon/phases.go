@@ -22,6 +22,7 @@ const (
 	dataDir         boot.Resource = "data directory"
 	listeners       boot.Resource = "listeners"
 	migratedStorage boot.Resource = "migrated storage"
+	openedNode      boot.Resource = "tokens and files of the node"
 	apiServer       boot.Resource = "API server"
 	migratedObjects boot.Resource = "migrated objects"
 	defaultObjects  boot.Resource = "default objects"
@@ -74,12 +75,14 @@ func (d *Daemon) serverPhases() []boot.Phase {
 	return []boot.Phase{
 		// A port in use is reported before a file changes.
 		{Name: "migrate", Needs: resources{listeners}, Provides: resources{migratedStorage}, Run: d.migrateStorage},
-		{Name: "api", Needs: resources{migratedStorage}, Provides: resources{apiServer}, Run: d.makeAPI, Services: d.apiServices},
+		// The node reads its files while the API server starts.
+		{Name: "open-node", Needs: resources{migratedStorage}, Provides: resources{openedNode}, Run: d.openNode, Services: d.nodeFiles},
+		{Name: "api", Needs: resources{migratedStorage, openedNode}, Provides: resources{apiServer}, Run: d.makeAPI, Services: d.apiServices},
 		{Name: "migrate-objects", Needs: resources{apiServer}, Provides: resources{migratedObjects}, Run: d.migrateObjects},
 		{Name: "defaults", Needs: resources{migratedObjects}, Provides: resources{defaultObjects}, Run: d.makeDefaults},
 		{Name: "caches", Needs: resources{migratedObjects}, Provides: resources{listedObjects}, Run: d.makeCache, Services: d.cacheServices},
 		// The node compares its rows with objects, so it needs the complete list.
-		{Name: "node", Needs: resources{migratedStorage, listedObjects}, Provides: resources{adoptedNode}, Run: d.makeNode, Services: d.nodeServices},
+		{Name: "node", Needs: resources{openedNode, listedObjects}, Provides: resources{adoptedNode}, Run: d.makeNode, Services: d.nodeServices},
 		// A deleted object is reported to the node.
 		{Name: "routes", Needs: resources{listedObjects, adoptedNode}, Provides: resources{filledTables}, Run: d.makeTables, Services: d.tableServices},
 		{Name: "peers", Needs: resources{filledTables}, Provides: resources{joinedPeers}, Run: d.makePeers, Services: d.peerServices},
@@ -115,9 +118,10 @@ func (d *Daemon) clusterPhases() []boot.Phase {
 func (d *Daemon) nodePhases() []boot.Phase {
 	return []boot.Phase{
 		{Name: "migrate", Needs: resources{listeners}, Provides: resources{migratedStorage}, Run: d.migrateStorage},
-		{Name: "connect", Needs: resources{migratedStorage}, Provides: resources{apiServer}, Run: d.connect},
+		{Name: "open-node", Needs: resources{migratedStorage}, Provides: resources{openedNode}, Run: d.openNode, Services: d.nodeFiles},
+		{Name: "connect", Needs: resources{openedNode}, Provides: resources{apiServer}, Run: d.connect},
 		{Name: "caches", Needs: resources{apiServer}, Provides: resources{listedObjects}, Run: d.makeCache, Services: d.cacheServices},
-		{Name: "node", Needs: resources{migratedStorage, listedObjects}, Provides: resources{adoptedNode}, Run: d.makeNode, Services: d.nodeServices},
+		{Name: "node", Needs: resources{openedNode, listedObjects}, Provides: resources{adoptedNode}, Run: d.makeNode, Services: d.nodeServices},
 		// A deleted object is reported to the node.
 		{Name: "claims", Needs: resources{adoptedNode}, Provides: resources{filledTables}, Run: d.makeClaimTimes, Services: d.claimTimeServices},
 		{Name: "controllers", Needs: resources{filledTables}, Provides: resources{reconciling}, Run: d.makeRecorder, Services: d.controllerServices},

@@ -84,8 +84,11 @@ func (d *Daemon) findCluster(ctx context.Context) error {
 // secretBytes is the size of the secret of all tokens.
 const secretBytes = 32
 
-// openTokens reads the secret of all tokens. A server makes it; the other roles must be given theirs.
+// openTokens reads the secret of all tokens, once. A server makes it; the other roles must be given theirs.
 func (d *Daemon) openTokens() error {
+	if d.tokens != nil {
+		return nil
+	}
 	// The server of a node may have another user.
 	file := keyfile.File{Path: d.cfg.TokenSecret, What: "secret of all tokens", Size: secretBytes, Max: 1, AnyOwner: d.cfg.Role == config.RoleNode}
 	open := file.Read

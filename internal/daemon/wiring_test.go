@@ -120,11 +120,11 @@ const apart = ", apart"
 // TestServices lists every background service of each role with all settings. Each is started by boot.Run.
 func TestServices(t *testing.T) {
 	for role, want := range map[string]string{
-		config.RoleServer: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node files, containerd, node, containerd health, image collector; " +
+		config.RoleServer: "lock: lock; bind: LISTENERS; open-node: node files; api: apiserver; caches: cache; node: containerd, node, containerd health, image collector; " +
 			"routes: binder, routes, quotas; peers: peers; manager: manager, key uses; controllers: events, repairs, sandboxes, checkpoints, volumes, warm-ups, template builds, history, pools, claims; serve: idle, dashboard, gateway",
 		config.RoleController: "lock: lock; bind: LISTENERS; caches: cache; pools: binder, routes; election: events, election",
 		config.RoleReplica:    "lock: lock; bind: LISTENERS; caches: cache; routes: binder, routes, quotas, watch proof; peers: peers; manager: manager, key uses; serve: dashboard, gateway",
-		config.RoleNode: "lock: lock; bind: LISTENERS; caches: cache; node: node files, containerd, node, containerd health, image collector; " +
+		config.RoleNode: "lock: lock; bind: LISTENERS; open-node: node files; caches: cache; node: containerd, node, containerd health, image collector; " +
 			"claims: claims; controllers: events, repairs, sandboxes, checkpoints, volumes; serve: node socket",
 		apart: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node watch; routes: binder, routes, quotas; peers: peers; " +
 			"manager: manager, key uses; controllers: events, warm-ups, template builds, history, pools, claims; serve: idle, dashboard, gateway",

@@ -8,18 +8,22 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/recovery"
 )
 
 // firstReconcile compares the address leases with the host before the first allocation. It waits for a complete scan of the
 // host; a timeout is an errs.ErrUnavailable. Leases that cannot be written, as on a full disk, do not prevent the start: each
 // address is checked before it is allocated, and later reconciles retry.
-func (n *Node) firstReconcile(ctx context.Context) error {
+func (n *Node) firstReconcile(ctx context.Context, rows []journal.Summary, records []ctrd.Container) error {
 	ctx, cancel := context.WithTimeout(ctx, n.recovery.BootTimeout)
 	defer cancel()
 	for {
-		_, err := n.reconciler.Reconcile(ctx)
+		_, err := n.reconciler.ReconcileWith(ctx, n.scanWith(func(ctx context.Context) ([]ipam.InUse, error) {
+			return n.inventory.InUseWith(ctx, rows, records)
+		}))
 		if err == nil {
 			return nil
 		}
@@ -31,6 +35,15 @@ func (n *Node) firstReconcile(ctx context.Context) error {
 		if !lifecycle.Sleep(ctx, recovery.BootPause) {
 			return fmt.Errorf("compare address leases with the host: %w", errs.Retryable(err))
 		}
+	}
+}
+
+// scanWith returns a list of the addresses in use that notes whether the last one was complete.
+func (n *Node) scanWith(list func(context.Context) ([]ipam.InUse, error)) func(context.Context) ([]ipam.InUse, error) {
+	return func(ctx context.Context) ([]ipam.InUse, error) {
+		all, err := list(ctx)
+		n.scanned.Store(err == nil)
+		return all, err
 	}
 }
 

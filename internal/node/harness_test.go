@@ -329,6 +329,7 @@ func (m *machine) node(change ...func(*Config)) (n *Node, stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(m.t.Context()))
 	var failure error
 	ended := make(chan struct{})
+	n.ReadAhead(ctx) // as a server does
 	go func() {
 		defer close(ended)
 		failure = n.Run(ctx)

@@ -393,11 +393,7 @@ func (n *Node) Audit(ctx context.Context) ([]string, error) { return n.inventory
 
 func (n *Node) openReconciler() (err error) {
 	n.reconciler, err = ipam.NewReconciler(ipam.ReconcilerConfig{
-		Allocator: n.allocator, Live: func(ctx context.Context) ([]ipam.InUse, error) {
-			all, err := n.inventory.InUse(ctx)
-			n.scanned.Store(err == nil)
-			return all, err
-		}, OnRepair: n.cfg.OnRepair, Log: n.cfg.Log, Metrics: n.cfg.Metrics,
+		Allocator: n.allocator, Live: n.scanWith(n.inventory.InUse), OnRepair: n.cfg.OnRepair, Log: n.cfg.Log, Metrics: n.cfg.Metrics,
 	})
 	return err
 }
@@ -414,6 +410,10 @@ func (n *Node) Close() error {
 	}
 	return nil
 }
+
+// ReadAhead starts to read what Run begins with, and returns a function that waits for the end. It may be called once, before Run, if
+// nothing else uses the node until then.
+func (n *Node) ReadAhead(ctx context.Context) (wait func()) { return n.recovery.ReadAhead(ctx) }
 
 // Run opens the network, adopts existing sandboxes, undoes interrupted creates, and then watches sandboxes until ctx ends. It
 // leaves them running.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -156,6 +157,29 @@ func TestReadinessOutlivesTheServer(t *testing.T) {
 	}
 }
 
+// What a start has read before it undoes a create does not bring the address back.
+func TestUndoneCreateLeavesNoLease(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	n, stop := m.node(breakAfter("record", operation.ErrCrash))
+	half := object()
+	if _, err := n.Ensure(t.Context(), half); !errors.Is(err, operation.ErrCrash) {
+		t.Fatal(err)
+	}
+	lease, ok := n.allocator.Of(string(half.UID))
+	if !ok {
+		t.Fatal("the half that was made has no address")
+	}
+	stop()
+	n, _ = m.node(func(c *Config) {
+		c.OnRepair = func(_ context.Context, r ipam.Repair) { t.Errorf("repaired: %+v", r) }
+	})
+	if by, ok := n.allocator.Of(string(half.UID)); ok {
+		t.Errorf("the address %s is leased for what was undone, now %s", lease.Address, by.Address)
+	}
+	clean(t, n)
+}
+
 // Without containerd nothing is adopted, undone or given; once it is there, all is.
 func TestContainerdComesLate(t *testing.T) {
 	t.Parallel()
@@ -188,6 +212,7 @@ func TestContainerdComesLate(t *testing.T) {
 
 	n, err = New(m.cfg)
 	must(t, err)
+	n.ReadAhead(t.Context())() // without containerd, which Run then waits for
 	ended := make(chan error, 1)
 	go func() { ended <- n.Run(t.Context()) }()
 	m.startContainerd()
@@ -285,7 +310,9 @@ func TestStartWithLeasesThatCannotBeWritten(t *testing.T) {
 	if _, err := n.reconciler.Reconcile(t.Context()); !errors.Is(err, errBroken) {
 		t.Errorf("look: %v, want the write's error", err)
 	}
-	must(t, n.firstReconcile(t.Context()))
+	records, err := n.cfg.Containerd.Records(t.Context())
+	must(t, err)
+	must(t, n.firstReconcile(t.Context(), nil, records))
 	if by, err := n.inventory.Holder(t.Context(), addr, "another"); err != nil || by == "" {
 		t.Errorf("%s would be given: %q, %v", addr, by, err)
 	}

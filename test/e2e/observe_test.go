@@ -114,7 +114,7 @@ func testObservability(t *testing.T, s *server) {
 			}
 		}
 		want := []string{
-			"disk", "lock", "bind", "migrate", "api", "migrate-objects", "defaults", "caches", "node", "routes", "peers", "manager", "controllers", "serve",
+			"disk", "lock", "bind", "migrate", "open-node", "api", "migrate-objects", "defaults", "caches", "node", "routes", "peers", "manager", "controllers", "serve",
 		}
 		if !slices.Equal(names, want) {
 			t.Errorf("phases %v, want %v", names, want)

@@ -250,18 +250,24 @@ func (m *Machine) CheckExternal(ctx context.Context) error {
 		return nil
 	}
 	if err := m.Containers.Check(ctx); err != nil {
-		return errors.Join(fmt.Errorf("containerdAddress: %w", err), m.Close())
+		return fmt.Errorf("containerdAddress: %w", err)
 	}
 	return nil
 }
 
-// Services are containerd, if it is ours, and the node, which is ready when running sandboxes are adopted. The first one
-// closes m after the others.
-func (m *Machine) Services() []boot.Service {
-	list := []boot.Service{boot.Background("node files", func(ctx context.Context) error {
+// Files is the service below all others: it closes m after them. Until they start, it reads ahead what the node adopts.
+func (m *Machine) Files() boot.Service {
+	return boot.Service{Name: "node files", Run: func(ctx context.Context, ready func()) error {
+		await := m.Node.ReadAhead(ctx)
+		ready()
 		<-ctx.Done()
+		await()
 		return m.Close()
-	})}
+	}}
+}
+
+// Services are containerd, if it is ours, and the node, which is ready when running sandboxes are adopted.
+func (m *Machine) Services() (list []boot.Service) {
 	if m.Supervisor != nil {
 		list = append(list, boot.Service{Name: "containerd", Run: m.Supervisor.Run})
 	}

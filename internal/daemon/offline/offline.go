@@ -68,10 +68,12 @@ func removeMachine(ctx context.Context, cfg config.Config, log *slog.Logger, rem
 		return err
 	}
 	var stack lifecycle.Stack
-	if err = m.CheckExternal(ctx); err != nil {
-		return err
+	if err = boot.Push(ctx, &stack, m.Files()); err == nil {
+		err = m.CheckExternal(ctx)
 	}
-	err = boot.Push(ctx, &stack, m.Services()...)
+	if err == nil {
+		err = boot.Push(ctx, &stack, m.Services()...)
+	}
 	if err == nil {
 		err = m.RemoveLeftovers(ctx, removed)
 	}

@@ -8,6 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"strings"
 	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
@@ -54,6 +56,7 @@ type Config struct {
 // Client uses one namespace of a containerd. It is safe for concurrent use.
 type Client struct {
 	api         *containerd.Client
+	address     string
 	namespace   string
 	callTimeout time.Duration
 	images      imageCache
@@ -85,12 +88,21 @@ func NewClient(cfg Config) (*Client, error) {
 		return nil, fmt.Errorf("connect to containerd at %s: %w", cfg.Address, err)
 	}
 	return &Client{
-		api: api, namespace: cfg.Namespace, callTimeout: cmp.Or(cfg.CallTimeout, DefaultCallTimeout), puller: puller, space: cfg.Space,
+		api: api, address: cfg.Address, namespace: cfg.Namespace, callTimeout: cmp.Or(cfg.CallTimeout, DefaultCallTimeout), puller: puller, space: cfg.Space,
 	}, nil
 }
 
 // Close ends the connection.
 func (c *Client) Close() error { return c.api.Close() }
+
+// Listens reports whether containerd accepts connections. Unlike a call, it does not wait for that, and delays no later one.
+func (c *Client) Listens() bool {
+	conn, err := net.DialTimeout("unix", strings.TrimPrefix(c.address, "unix://"), time.Second)
+	if err != nil {
+		return false
+	}
+	return conn.Close() == nil
+}
 
 // Check returns nil if containerd answers.
 func (c *Client) Check(ctx context.Context) error {

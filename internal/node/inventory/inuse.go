@@ -28,16 +28,23 @@ import (
 
 // InUse returns all addresses in use; see above.
 func (s *Scanner) InUse(ctx context.Context) ([]ipam.InUse, error) {
-	all := &liveSet{Scanner: s, seen: map[ipam.InUse]bool{}, owners: map[string]types.UID{}}
-	if err := all.addRows(); err != nil {
+	rows, err := s.Journal.Summaries()
+	if err != nil {
 		return nil, err
-	}
-	for uid := range s.Handles.UnreadIDs() {
-		all.present(uid, "journal")
 	}
 	records, err := s.Containerd.Records(ctx)
 	if err != nil {
 		return nil, err
+	}
+	return s.InUseWith(ctx, rows, records)
+}
+
+// InUseWith is InUse for a caller that has just read all rows and records.
+func (s *Scanner) InUseWith(ctx context.Context, rows []journal.Summary, records []ctrd.Container) ([]ipam.InUse, error) {
+	all := &liveSet{Scanner: s, seen: map[ipam.InUse]bool{}, owners: map[string]types.UID{}}
+	all.addRows(rows)
+	for uid := range s.Handles.UnreadIDs() {
+		all.present(uid, "journal")
 	}
 	for _, r := range records {
 		all.addRecord(r)
@@ -84,13 +91,12 @@ func (s *liveSet) present(id, where string) {
 }
 
 // addRows adds the journal's addresses, and the UIDs of all leases and rows.
-func (s *liveSet) addRows() error {
+func (s *liveSet) addRows(rows []journal.Summary) {
 	for _, l := range s.Allocator.List() {
 		if l.Owner != "" {
 			s.know(types.UID(l.Owner))
 		}
 	}
-	rows, err := s.Journal.Summaries()
 	for _, r := range rows {
 		s.know(r.Ref.UID)
 		if r.Stage == "" {
@@ -102,7 +108,6 @@ func (s *liveSet) addRows() error {
 		} // else only the row is left, and the address was released
 		s.present(string(r.ID), "journal: "+string(r.Stage)) // its row may not have the address yet
 	}
-	return err
 }
 
 func (s *liveSet) addRecord(r ctrd.Container) {

@@ -131,7 +131,12 @@ func (r *Reconciler) Run(ctx context.Context) error {
 // are unknown, it changes nothing. A repair that cannot be written does not stop the others; its error is returned
 // beside them, and the next run retries.
 func (r *Reconciler) Reconcile(ctx context.Context) ([]Repair, error) {
-	repairs, err := r.compare(ctx)
+	return r.ReconcileWith(ctx, r.cfg.Live)
+}
+
+// ReconcileWith is Reconcile with another list of the addresses in use, as of the configuration.
+func (r *Reconciler) ReconcileWith(ctx context.Context, live func(context.Context) ([]InUse, error)) ([]Repair, error) {
+	repairs, err := r.compare(ctx, live)
 	for _, p := range repairs {
 		r.report(ctx, p)
 	}
@@ -143,13 +148,13 @@ func (r *Reconciler) Reconcile(ctx context.Context) ([]Repair, error) {
 	return repairs, err
 }
 
-func (r *Reconciler) compare(ctx context.Context) (repairs []Repair, err error) {
+func (r *Reconciler) compare(ctx context.Context, listLive func(context.Context) ([]InUse, error)) (repairs []Repair, err error) {
 	r.runMu.Lock()
 	defer r.runMu.Unlock()
 	// Leases first: a later change of the lease table may be missing from the live list, and is not
 	// taken for a difference.
 	leases := r.cfg.Allocator.List()
-	live, err := r.cfg.Live(ctx)
+	live, err := listLive(ctx)
 	if err == nil {
 		err = ctx.Err()
 	}

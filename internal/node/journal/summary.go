@@ -27,6 +27,11 @@ type Summary struct {
 	StartedAt, PausedAt time.Time
 }
 
+// Summary returns the summary of a row.
+func (r *Row) Summary() Summary {
+	return Summary{Ref: r.Plan.Ref, ID: r.Plan.ID, Stage: r.Stage, Address: r.Address, StartedAt: r.StartedAt, PausedAt: r.PausedAt}
+}
+
 // Summaries returns a summary of each row, in the order of the UIDs.
 func (j *Journal) Summaries() (out []Summary, err error) {
 	err = each(j.db, decodeSummary, func(s Summary) { out = append(out, s) }, func(key, _ []byte, _ error) {
@@ -51,8 +56,11 @@ func decodeSummary(key, value []byte) (Summary, error) {
 	if err := json.Unmarshal(value, &part); err != nil {
 		return Summary{}, fmt.Errorf("decode: %w", err)
 	}
-	r := Row{Stage: part.Stage, Plan: plan.Plan{Ref: part.Plan.Ref, ID: part.Plan.ID}, Address: part.Address, Kept: part.Kept}
-	return Summary{Ref: r.Plan.Ref, ID: r.Plan.ID, Stage: r.Stage, Address: r.Address, StartedAt: part.StartedAt, PausedAt: part.PausedAt}, r.check(key)
+	r := Row{
+		Stage: part.Stage, Plan: plan.Plan{Ref: part.Plan.Ref, ID: part.Plan.ID}, Address: part.Address,
+		StartedAt: part.StartedAt, PausedAt: part.PausedAt, Kept: part.Kept,
+	}
+	return r.Summary(), r.check(key)
 }
 
 // ReadSummaries reads the database of a node that does not run, and changes nothing. A missing file has no rows. It waits up

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -14,6 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
@@ -29,15 +32,11 @@ const (
 // removes nothing that may be running.
 func (rc *Recovery) Adopt(ctx context.Context) error {
 	began := time.Now()
-	rows, err := rc.readJournal(ctx)
+	rows, records, err := rc.list(ctx)
 	if err != nil {
 		return err
 	}
 	if err := rc.cfg.Checkpoints.LoadLogged(ctx); err != nil {
-		return err
-	}
-	records, err := rc.awaitRecords(ctx)
-	if err != nil {
 		return err
 	}
 	if err := rc.cfg.Suspender.RemoveOrphans(ctx, rc.sleepers(rows, records)); err != nil {
@@ -49,15 +48,78 @@ func (rc *Recovery) Adopt(ctx context.Context) error {
 	}
 	lives := rc.eachRow(rows, func(r *journal.Row) bool { return r.Stage.Begun() }, func(r *journal.Row) { rc.takeOver(ctx, rc.cfg.Registry.Of(r.Plan.Ref), r) })
 	undone := rc.eachRow(rows, func(r *journal.Row) bool { return !r.Stage.Begun() }, func(r *journal.Row) { rc.undoLeft(ctx, rc.cfg.Registry.Of(r.Plan.Ref)) })
+	removed := map[types.UID]bool{}
+	for _, r := range rows {
+		removed[r.Plan.Ref.UID] = rc.cfg.Registry.Lookup(r.Plan.Ref.UID) == nil
+	}
+	records = slices.DeleteFunc(records, func(c ctrd.Container) bool { return removed[types.UID(c.Labels[operation.LabelSandbox])] })
 	rc.cfg.Checkpoints.Adopt(ctx)
-	if err := rc.removeOrphanSnapshots(ctx); err != nil {
+	if err := rc.removeOrphanSnapshots(ctx, records); err != nil {
 		rc.cfg.Log.WarnContext(ctx, "orphaned snapshots not removed", telemetry.Error, err)
 	}
-	if err := rc.cfg.ReconcileAddresses(ctx); err != nil {
+	if err := rc.cfg.ReconcileAddresses(ctx, rc.summaries(), records); err != nil {
 		return err
 	}
 	rc.cfg.Log.InfoContext(ctx, "sandboxes adopted", "adopted", lives, "undone", undone, telemetry.Duration, time.Since(began))
 	return nil
+}
+
+// summaries returns those of all rows that could be read.
+func (rc *Recovery) summaries() (out []journal.Summary) {
+	for _, u := range rc.cfg.Registry.All() {
+		if r := u.Row(); r != nil {
+			out = append(out, r.Summary())
+		}
+	}
+	return out
+}
+
+// listing is what an earlier process has left.
+type listing struct {
+	read    chan struct{} // closed when the rest is complete
+	rows    []*journal.Row
+	rowsErr error
+	records []ctrd.Container
+	// recordsErr is nil if records are complete.
+	recordsErr error
+}
+
+// ReadAhead starts to read what Adopt begins with, while the server waits for other work. It is called at most once, before Adopt, and
+// nothing else may use the node until then. The returned function waits for the end. A containerd that is yet to be started is left to
+// Adopt.
+func (rc *Recovery) ReadAhead(ctx context.Context) (wait func()) {
+	l := &listing{read: make(chan struct{})}
+	rc.ahead = l
+	var reads sync.WaitGroup
+	reads.Go(func() { l.rows, l.rowsErr = rc.readJournal(ctx) })
+	reads.Go(func() {
+		if l.recordsErr = errs.ErrUnavailable; rc.cfg.Containerd.Listens() {
+			l.records, l.recordsErr = rc.cfg.Containerd.Records(ctx)
+		}
+	})
+	go func() { // wait waits for it
+		reads.Wait()
+		close(l.read)
+	}()
+	return func() { <-l.read }
+}
+
+// list returns all rows, and all records of containers.
+func (rc *Recovery) list(ctx context.Context) (rows []*journal.Row, records []ctrd.Container, err error) {
+	if l := rc.ahead; l != nil {
+		rc.ahead = nil
+		<-l.read
+		if rows, err = l.rows, l.rowsErr; err == nil && l.recordsErr == nil {
+			return rows, l.records, nil
+		}
+	} else {
+		rows, err = rc.readJournal(ctx)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	records, err = rc.awaitRecords(ctx)
+	return rows, records, err
 }
 
 // readJournal reads all rows, and records the UIDs of unreadable ones.
@@ -216,13 +278,11 @@ func (rc *Recovery) Rediscover(ctx context.Context, uid types.UID) error {
 
 // removeOrphanSnapshots removes snapshots without a sandbox, container record or mount: containerd may complete a request
 // after its call has failed. No sandbox may be created meanwhile.
-func (rc *Recovery) removeOrphanSnapshots(ctx context.Context) error {
+//
+// records may have more than there are now: a snapshot that is left because of them is removed by the next start.
+func (rc *Recovery) removeOrphanSnapshots(ctx context.Context, records []ctrd.Container) error {
 	keys, err := rc.cfg.Containerd.Snapshots(ctx)
 	if err != nil || len(keys) == 0 {
-		return err
-	}
-	records, err := rc.cfg.Containerd.Records(ctx)
-	if err != nil {
 		return err
 	}
 	mounted, err := rc.cfg.Inventory.Mounts()

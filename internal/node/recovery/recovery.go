@@ -42,8 +42,9 @@ type Config struct {
 	Suspender   *suspend.Suspender
 	// Exists asks the source of truth whether a sandbox exists. Nil: no orphan is removed.
 	Exists func(ctx context.Context, ref sandbox.Ref) (bool, error)
-	// ReconcileAddresses compares the address leases with the host, before the first allocation.
-	ReconcileAddresses func(ctx context.Context) error
+	// ReconcileAddresses compares the address leases with the host, before the first allocation. It gets all readable rows and all
+	// records of containers.
+	ReconcileAddresses func(ctx context.Context, rows []journal.Summary, records []ctrd.Container) error
 	// AdoptEgress restores the egress policy of a sandbox.
 	AdoptEgress func(ctx context.Context, u *registry.Handle, r *journal.Row)
 	Absent      func() sandbox.Observed
@@ -62,6 +63,8 @@ type Recovery struct {
 	cfg Config
 	// BootTimeout bounds the waits of Adopt. Default 3 min; it may be set before.
 	BootTimeout time.Duration
+	// ahead is what ReadAhead reads; nil if it was not called.
+	ahead *listing
 	// sweeping has an element during a Sweep, which alone uses orphanScans: the number of consecutive scans in which a
 	// resource was without a sandbox, by ID.
 	sweeping    chan struct{}

@@ -152,6 +152,10 @@ func (rc *Recovery) Destroy(ctx context.Context) error {
 			failures = append(failures, rc.Clear(ctx, u, r))
 		}
 	}
-	failures = append(failures, rc.clearLeftovers(ctx), rc.cfg.Checkpoints.Destroy(ctx), rc.removeOrphanSnapshots(ctx))
-	return errors.Join(failures...)
+	failures = append(failures, rc.clearLeftovers(ctx), rc.cfg.Checkpoints.Destroy(ctx))
+	records, err := rc.cfg.Containerd.Records(ctx)
+	if err == nil {
+		err = rc.removeOrphanSnapshots(ctx, records)
+	}
+	return errors.Join(append(failures, err)...)
 }
