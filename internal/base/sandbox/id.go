@@ -2,8 +2,9 @@ package sandbox
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
-	"math/big"
+	"math/bits"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -21,15 +22,28 @@ const (
 	idLead   = "i"
 )
 
-// IDOf derives the sandbox ID from an object's UID: "i" and the first 19 base-36 digits
-// (98 bits) of the UID's SHA-256.
+// IDOf derives the sandbox ID from an object's UID: "i" and the last 19 base-36 digits (98 bits) of the UID's SHA-256.
 func IDOf(uid types.UID) ID {
+	const divisor, digits = 4_738_381_338_321_616_896, 12 // 36 to the power of 12, the greatest that a word has room for
 	sum := sha256.Sum256([]byte(uid))
-	digits := new(big.Int).SetBytes(sum[:]).Text(36)
-	if short := idLength - len(idLead) - len(digits); short > 0 {
-		digits = strings.Repeat("0", short) + digits
+	var number [sha256.Size / 8]uint64 // the most significant word first
+	for i := range number {
+		number[i] = binary.BigEndian.Uint64(sum[8*i:])
 	}
-	return ID(idLead + digits[len(digits)-(idLength-len(idLead)):])
+	var id [idLength]byte
+	var rest uint64
+	for i := range idLength {
+		if i%digits == 0 {
+			rest = 0
+			for j := range number {
+				number[j], rest = bits.Div64(rest, number[j], divisor)
+			}
+		}
+		id[idLength-1-i] = "0123456789abcdefghijklmnopqrstuvwxyz"[rest%36]
+		rest /= 36
+	}
+	copy(id[:], idLead)
+	return ID(id[:])
 }
 
 // VolumeIDOf derives a volume's ID from its object's UID, as IDOf does a sandbox's; the first character is always "v".

@@ -1,8 +1,11 @@
 package sandbox
 
 import (
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"math/big"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +17,27 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
+
+// TestIDOfIsWhatItWas compares with digits of a large number, since an ID must never change.
+func TestIDOfIsWhatItWas(t *testing.T) {
+	for i := range 10_000 {
+		uid := types.UID(fmt.Sprint("uid-", i))
+		sum := sha256.Sum256([]byte(uid))
+		digits := new(big.Int).SetBytes(sum[:]).Text(36)
+		if want := ID("i" + digits[len(digits)-19:]); IDOf(uid) != want {
+			t.Fatalf("IDOf(%q) = %q, want %q", uid, IDOf(uid), want)
+		}
+	}
+	if got := IDOf("001dad3f-6104-4675-a026-aefc48549905"); got != "if2vakwjz4iyk00b1z9t" {
+		t.Errorf("an ID of an earlier version is now %q", got)
+	}
+}
+
+func BenchmarkIDOf(b *testing.B) {
+	for b.Loop() {
+		IDOf("001dad3f-6104-4675-a026-aefc48549905")
+	}
+}
 
 func TestIDOf(t *testing.T) {
 	seen := map[ID]bool{}

@@ -208,13 +208,12 @@ func (s *Store) make(id string) error {
 
 // Describe returns whether new images are encrypted, with what, and how many earlier ones are not.
 func (s *Store) Describe() (state, detail string) {
+	if !s.cfg.Encrypt {
+		return "unencrypted", "memoryEncryption is false, or auto and the kernel has no AES instructions"
+	}
 	ofSandboxes, _ := filepath.Glob(filepath.Join(s.cfg.Plain, "*"))
 	ofCheckpoints, _ := filepath.Glob(s.plainCheckpoint("*"))
-	n := len(ofSandboxes) + len(ofCheckpoints)
-	switch {
-	case !s.cfg.Encrypt:
-		return "unencrypted", "memoryEncryption is false, or auto and the kernel has no AES instructions"
-	case n > 0:
+	if n := len(ofSandboxes) + len(ofCheckpoints); n > 0 {
 		return "encrypted", fmt.Sprintf("AES-256-XTS; %d earlier images are in the clear", n)
 	}
 	return "encrypted", "AES-256-XTS"

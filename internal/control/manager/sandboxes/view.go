@@ -61,7 +61,7 @@ type Sandbox struct {
 	EndAt    time.Time
 	Size     templates.Size
 	Metadata map[string]string
-	// AgentToken is empty unless the sandbox is secure, TrafficToken unless its traffic is not public.
+	// AgentToken is empty unless the sandbox is secure, TrafficToken unless its traffic is not public. Lists have neither.
 	AgentToken, TrafficToken string
 	PublicTraffic            bool
 	MaskRequestHost          string
@@ -75,9 +75,20 @@ type Sandbox struct {
 
 // View returns what a sandbox's tenant sees.
 func (st *Store) View(s *agents.Sandbox) Sandbox {
-	id := sandbox.IDOf(s.UID)
+	v := st.listItem(s)
+	if s.Spec.AgentSecured() {
+		v.AgentToken = st.Tokens.Agent(v.ID)
+	}
+	if !v.PublicTraffic {
+		v.TrafficToken = st.Tokens.Traffic(v.ID)
+	}
+	return v
+}
+
+// listItem is View without tokens.
+func (st *Store) listItem(s *agents.Sandbox) Sandbox {
 	v := Sandbox{
-		ID: id, Namespace: s.Namespace, Name: s.Name,
+		ID: sandbox.IDOf(s.UID), Namespace: s.Namespace, Name: s.Name,
 		TemplateID:    s.Annotations[pool.AnnotationTemplateID],
 		TemplateName:  cmp.Or(s.Annotations[pool.AnnotationTemplateName], s.Annotations[agents.AnnotationTemplateRef]),
 		Phase:         sandbox.PhaseOf(s),
@@ -99,9 +110,6 @@ func (st *Store) View(s *agents.Sandbox) Sandbox {
 			}
 		}
 	}
-	if s.Spec.AgentSecured() {
-		v.AgentToken = st.Tokens.Agent(id)
-	}
 	b := s.Spec.Barchan
 	if b == nil {
 		return v
@@ -112,9 +120,6 @@ func (st *Store) View(s *agents.Sandbox) Sandbox {
 	if a := b.Access; a != nil {
 		v.PublicTraffic = a.PublicTraffic == nil || *a.PublicTraffic
 		v.MaskRequestHost = a.MaskRequestHost
-		if !v.PublicTraffic {
-			v.TrafficToken = st.Tokens.Traffic(id)
-		}
 	}
 	return v
 }
@@ -281,7 +286,7 @@ func (st *Store) selectTemplate(ctx context.Context, req *ListRequest) (id strin
 func (st *Store) viewed(page Page, items []*agents.Sandbox) Page {
 	page.Items = make([]Sandbox, len(items))
 	for i, s := range items {
-		page.Items[i] = st.View(s)
+		page.Items[i] = st.listItem(s)
 	}
 	return page
 }
