@@ -33,7 +33,7 @@ const (
 	maxTimeout   = 2 * time.Second
 	// look is the pause between two looks at the output of a starting agent; after some of them, the sandbox may have ended.
 	look  = 2 * time.Millisecond
-	looks = 5
+	looks = 25
 	// lineTimeout bounds the wait for the line by which an agent says that it serves.
 	lineTimeout = 2 * time.Second
 )

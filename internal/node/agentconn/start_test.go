@@ -102,7 +102,7 @@ func TestStartOfWhatEnds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			took, err := start(t, f)
-			if !errors.Is(err, errs.ErrUnavailable) || !strings.Contains(err.Error(), "no space left") || took > ends+2*MaxPause {
+			if !errors.Is(err, errs.ErrUnavailable) || !strings.Contains(err.Error(), "no space left") || took > ends+looks*look+MaxPause {
 				t.Errorf("after %s: %v", took, err)
 			}
 		})

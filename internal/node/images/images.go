@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -58,6 +59,9 @@ type Config struct {
 	Later func(func(context.Context))
 	Log   *slog.Logger
 }
+
+// localHost begins the names of images that are made here. A mirror may have them, but no registry has that name.
+const localHost = "barchan.local/"
 
 // Store has the images of a node. It is safe for concurrent use.
 type Store struct {
@@ -119,6 +123,9 @@ func (s *Store) Find(ctx context.Context, ask Ask) (ctrd.Image, error) {
 		return ctrd.Image{}, sandbox.NoImage(err)
 	}
 	img, err := s.pull(ctx, &ask, creds)
+	if err != nil && strings.HasPrefix(full, localHost) && errors.Is(err, errs.ErrUnavailable) {
+		return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image %q is not on this node; images of %s are made by `barchan image build`: %w", full, strings.TrimSuffix(localHost, "/"), errs.ErrUnavailable))
+	}
 	if err != nil {
 		return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image is not on this node: %w", err))
 	}

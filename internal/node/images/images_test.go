@@ -180,6 +180,16 @@ func TestPullErrors(t *testing.T) {
 	}
 }
 
+// The name of an image that is made here leads to no registry, and its error to the command that makes it.
+func TestImageThatIsNotMadeYet(t *testing.T) {
+	s := started(t, pull.Config{}, nil)
+	_, err := s.Find(t.Context(), Ask{Ref: "barchan.local/base:latest"})
+	const want = "image \"barchan.local/base:latest\" is not on this node; images of barchan.local are made by `barchan image build`"
+	if got := errs.Text(orNone(err)); got != want || !errors.Is(err, errs.ErrUnavailable) || !errors.Is(err, sandbox.ErrImage) {
+		t.Errorf("%s: %v", got, err)
+	}
+}
+
 // An image that one namespace has pulled with its credentials is another's only with credentials that the registry accepts.
 func TestPrivateImages(t *testing.T) {
 	have := secrets{}

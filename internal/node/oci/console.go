@@ -1,7 +1,6 @@
 package oci
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -53,11 +52,11 @@ func (c *Console) Text() string {
 	return strings.TrimSpace(strings.TrimRight(string(b[:n]), "\x00"))
 }
 
-// Has reports whether the output has a text.
+// Has reports whether the output has a text. It is cheap while there is no output.
 func (c *Console) Has(text string) bool {
-	b := make([]byte, consoleSize)
-	n, _ := c.out.ReadAt(b, 0)
-	return bytes.Contains(b[:n], []byte(text))
+	var first [1]byte
+	_, err := c.out.ReadAt(first[:], 0)
+	return err == nil && first[0] != 0 && strings.Contains(c.Text(), text)
 }
 
 // Close closes this handle; the container keeps its own.
