@@ -325,6 +325,7 @@ func (m *machine) node(change ...func(*Config)) (n *Node, stop func()) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
+	n.sweepAfter = 0
 	n.sweepEvery = cmp.Or(m.sweepEvery, n.sweepEvery)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(m.t.Context()))
 	var failure error

@@ -171,8 +171,8 @@ type Node struct {
 	reconciler *ipam.Reconciler
 	// scanned reports whether the last scan of addresses in use was complete.
 	scanned atomic.Bool
-	// sweepEvery is how often Run sweeps; tests change it.
-	sweepEvery time.Duration
+	// sweepEvery is how often Run sweeps, sweepAfter when first; tests change them.
+	sweepEvery, sweepAfter time.Duration
 
 	handles *registry.Registry
 	disks   *disk.Store
@@ -198,7 +198,7 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, metrics: m, log: cfg.Log.With("component", "node"),
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: registry.NewTasks(), dirty: registry.NewChangeQueue(),
-		sweepEvery: sweepEvery,
+		sweepEvery: sweepEvery, sweepAfter: sweepAfter,
 	}
 	if n.runtimes, err = programs.New(programs.Config{Dir: n.runtimesDir(), Runtimes: cfg.Runtimes, Log: n.log}); err != nil {
 		return nil, err
@@ -457,7 +457,11 @@ func (n *Node) background() []backgroundService {
 			}
 		}},
 		{"room for disks", func(ctx context.Context) { n.disks.KeepRoom(ctx, n.log) }},
-		{"sweep", func(ctx context.Context) { _ = lifecycle.Every(ctx, n.sweepEvery, func() { n.Sweep(ctx) }) }},
+		{"sweep", func(ctx context.Context) {
+			if lifecycle.Sleep(ctx, n.sweepAfter) {
+				_ = lifecycle.Every(ctx, n.sweepEvery, func() { n.Sweep(ctx) })
+			}
+		}},
 		{"sweep of builds", func(ctx context.Context) {
 			_ = lifecycle.Every(ctx, sweepBuildsEvery, func() { n.runtimes.Sweep(ctx, n.needsBuild) })
 		}},

@@ -13,8 +13,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/programs"
 )
 
-// sweepEvery is the interval of sweeps.
-const sweepEvery = time.Minute
+// sweepEvery is the interval of sweeps. The first one waits for sweepAfter: a start has just read what it would read, and has other work.
+const (
+	sweepEvery = time.Minute
+	sweepAfter = 5 * time.Second
+)
 
 // Sweep reconciles the host with the journal; see recovery.Recovery.
 func (n *Node) Sweep(ctx context.Context) { n.recovery.Sweep(ctx) }
