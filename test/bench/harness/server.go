@@ -22,7 +22,7 @@ import (
 const (
 	startTime  = 2 * time.Minute
 	stopTime   = time.Minute
-	removeTime = 5 * time.Minute
+	removeTime = 30 * time.Minute // 100,000 sandboxes take ten
 )
 
 // Server is one barchan with all of its own: directories, ports, names, subnet.
