@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures the chapters of the bench that docs/figures.md shows, and writes that page and its pictures, which the commit
-# of the page has with the numbers. Arguments are those of test/bench, such as --quick and --note.
+# Measures the chapters of the bench that docs/figures.md and docs/growth.md show, and writes these pages and their pictures, which the
+# commit of the pages has with the numbers. Arguments are those of test/bench, such as --quick and --note.
 source "$(dirname "$0")/lib.sh"
 
 scratch=$(mktemp -d)

@@ -199,56 +199,87 @@ const (
 func drawGrowth(r *report) (*chart, error) {
 	c := newChart("growth.svg", "Times that depend on a number", half, 200)
 	c.plot.Add(grid())
-	var alt []string
 	for _, l := range []struct {
 		label, group string
 		names        *regexp.Regexp
 		color        color.Color
-		later        bool // reports of earlier versions lack it
 	}{
-		{"forks of a sandbox at once", "sleep", regexp.MustCompile(`^fork (\d+), until answered$`), vermillion, false},
-		{"boot beside sandboxes", "boot", regexp.MustCompile(`^boot to ready, (\d+) sandboxes (?:of runc )?adopted$`), blue, false},
-		{"claims at once, the last", "claim", regexp.MustCompile(`^the last of (\d+) claims at once$|^` + oneClaim + `$`), green, false},
-		{"address, of 65,533", "address", regexp.MustCompile(`^reserve an address, ([\d,]+) of`), orange, false},
-		{"boot beside sandboxes asleep", "objects", regexp.MustCompile(`^boot to ready, ([1-9]\d*) asleep$`), sky, true},
-		{"page of 100 sandboxes", "objects", regexp.MustCompile(`^page of 100 by REST, (\d+) asleep$`), pink, true},
+		{"forks of a sandbox at once", "sleep", regexp.MustCompile(`^fork (\d+), until answered$`), vermillion},
+		{"boot beside sandboxes", "boot", regexp.MustCompile(`^boot to ready, (\d+) sandboxes (?:of runc )?adopted$`), blue},
+		{"claims at once, the last", "claim", regexp.MustCompile(`^the last of (\d+) claims at once$|^` + oneClaim + `$`), green},
+		{"address, of 65,533", "address", regexp.MustCompile(`^reserve an address, ([\d,]+) of`), orange},
 	} {
-		var points plotter.XYs
-		var said []string
-		for _, f := range r.Figures {
-			m := l.names.FindStringSubmatch(f.Name)
-			if f.Group != l.group || m == nil {
-				continue
-			}
-			n, err := strconv.ParseFloat(strings.ReplaceAll(m[1], ",", ""), 64)
-			if err != nil {
-				n = 1
-			}
-			points = append(points, plotter.XY{X: n, Y: f.Median})
-		}
-		if len(points) == 0 && l.later {
-			continue
-		}
-		if len(points) < 2 {
-			return nil, fmt.Errorf("the report has %d figures of %q, want at least 2; run `make figures`, which measures all that it draws", len(points), l.label)
-		}
-		slices.SortFunc(points, func(a, b plotter.XY) int { return int(a.X - b.X) })
-		for _, p := range points {
-			said = append(said, fmt.Sprintf("%g: %s", p.X, number(p.Y)))
-		}
-		alt = append(alt, l.label+", "+strings.Join(said, ", "))
-		if err := c.line(points, l.color, l.label); err != nil {
+		if err := c.byNumber(r, l.label, l.group, l.names, l.color); err != nil {
 			return nil, err
 		}
 	}
-	c.alt = "Median milliseconds by number, on logarithmic axes. " + strings.Join(alt, "; ") + "."
+	c.logarithmic()
+	return c, nil
+}
+
+// drawObjects shows what a server does beside sandboxes that sleep.
+func drawObjects(r *report) (*chart, error) {
+	c := newChart("objects.svg", "Beside sandboxes asleep: median in ms by their number", whole, 240)
+	c.plot.Add(grid())
+	for _, l := range []struct {
+		label string
+		names string // before the number
+		color color.Color
+	}{
+		{"start of the server", "boot to ready, ", blue},
+		{"watch of all", "start of a watch, until it has all ", orange},
+		{"barchan ls", "barchan ls, ", green},
+		{"page by Kubernetes' API", "page of 100 by the Kubernetes API, ", sky},
+		{"page by REST", "page of 100 by REST, ", pink},
+	} {
+		if err := c.byNumber(r, l.label, objects, regexp.MustCompile("^"+l.names+`([1-9]\d*)(?: asleep)?$`), l.color); err != nil {
+			return nil, err
+		}
+	}
+	c.logarithmic()
+	c.plot.X.Min, c.plot.X.Max = 50, 2e6 // room for the legend
+	return c, nil
+}
+
+// byNumber adds a line of medians by the number in the names of their figures.
+func (c *chart) byNumber(r *report, label, group string, names *regexp.Regexp, col color.Color) error {
+	var points plotter.XYs
+	var said []string
+	for _, f := range r.Figures {
+		m := names.FindStringSubmatch(f.Name)
+		if f.Group != group || m == nil {
+			continue
+		}
+		n, err := strconv.ParseFloat(strings.ReplaceAll(m[1], ",", ""), 64)
+		if err != nil {
+			n = 1
+		}
+		points = append(points, plotter.XY{X: n, Y: f.Median})
+	}
+	if len(points) < 2 {
+		return fmt.Errorf("the report has %d figures of %q, want at least 2; run `make figures`, which measures all that it draws", len(points), label)
+	}
+	slices.SortFunc(points, func(a, b plotter.XY) int { return int(a.X - b.X) })
+	for _, p := range points {
+		said = append(said, fmt.Sprintf("%.0f: %s", p.X, number(p.Y)))
+	}
+	if c.alt == "" {
+		c.alt = "Median milliseconds by number, on logarithmic axes. "
+	} else {
+		c.alt = strings.TrimSuffix(c.alt, ".") + "; "
+	}
+	c.alt += label + ", " + strings.Join(said, ", ") + "."
+	return c.line(points, col, label)
+}
+
+// logarithmic is for a picture of lines by number.
+func (c *chart) logarithmic() {
 	c.plot.X.Scale, c.plot.Y.Scale = plot.LogScale{}, plot.LogScale{}
 	c.plot.X.Tick.Marker, c.plot.Y.Tick.Marker = decimals(1), decimals(1)
 	c.plot.X.Label.Text, c.plot.Y.Label.Text = "number", "ms"
 	c.plot.Legend.Top = true
 	c.plot.X.Min, c.plot.X.Max = 0.7, 1e5
 	c.plot.Y.Min, c.plot.Y.Max = c.plot.Y.Min/2, c.plot.Y.Max*2
-	return c, nil
 }
 
 // line adds a line with its points to the picture, and to the legend by its labels.

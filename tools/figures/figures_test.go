@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -16,10 +17,13 @@ import (
 
 const docs = "../../docs"
 
-// committed returns the report that the page of the repository is of.
-func committed(t *testing.T) []byte {
+// committed returns the report that the page of figures in the repository is of.
+func committed(t *testing.T) []byte { return committedTo(t, "report.json") }
+
+// committedTo returns a report of the repository.
+func committedTo(t *testing.T, name string) []byte {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(docs, "figures/report.json"))
+	text, err := os.ReadFile(filepath.Join(docs, "figures", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,18 +41,54 @@ func drawn(t *testing.T, text []byte) map[string][]byte {
 
 // TestSame: the same report gives the same bytes, which are those in the repository.
 func TestSame(t *testing.T) {
-	first, again := drawn(t, committed(t)), drawn(t, committed(t))
-	for name, content := range first {
-		if !bytes.Equal(content, again[name]) {
-			t.Errorf("%s differs when it is drawn again", name)
+	for report, want := range map[string][]string{
+		"report.json":  {"figures.md", "figures/growth.svg", "figures/path.svg", "figures/report.json", "figures/spread.svg", "figures/steps.svg"},
+		"objects.json": {"figures/objects.json", "figures/objects.svg", "growth.md"},
+	} {
+		text := committedTo(t, report)
+		first, again := drawn(t, text), drawn(t, text)
+		for name, content := range first {
+			if !bytes.Equal(content, again[name]) {
+				t.Errorf("%s differs when it is drawn again", name)
+			}
+			if have, err := os.ReadFile(filepath.Join(docs, name)); err != nil || !bytes.Equal(content, have) {
+				t.Errorf("docs/%s is stale (%v); run `go -C tools/figures run . ../../docs/figures/%s ../../docs`", name, err, report)
+			}
 		}
-		if have, err := os.ReadFile(filepath.Join(docs, name)); err != nil || !bytes.Equal(content, have) {
-			t.Errorf("docs/%s is stale (%v); run `go -C tools/figures run . ../../docs/figures/report.json ../../docs`", name, err)
+		if got := slices.Sorted(maps.Keys(first)); !slices.Equal(got, want) {
+			t.Errorf("%s: files %q, want %q", report, got, want)
 		}
 	}
-	want := []string{"figures.md", "figures/growth.svg", "figures/path.svg", "figures/report.json", "figures/spread.svg", "figures/steps.svg"}
-	if got := slices.Sorted(maps.Keys(first)); !slices.Equal(got, want) {
-		t.Errorf("files %q, want %q", got, want)
+}
+
+// TestBoth: a report of all chapters gives both pages, with all numbers of sandboxes in the table.
+func TestBoth(t *testing.T) {
+	var all, objects report
+	for name, r := range map[string]*report{"report.json": &all, "objects.json": &objects} {
+		if err := json.Unmarshal(committedTo(t, name), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all.Figures = append(all.Figures, objects.Figures...)
+	text, err := json.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := drawn(t, text)
+	if len(files) != 9 {
+		t.Errorf("files %q", slices.Sorted(maps.Keys(files)))
+	}
+	for _, n := range objects.sizes() {
+		if want := fmt.Sprintf("\n| %d | ", n); !strings.Contains(string(files["growth.md"]), want) {
+			t.Errorf("the page of growth lacks the row of %d sandboxes:\n%s", n, files["growth.md"])
+		}
+	}
+	objects.Figures = slices.DeleteFunc(objects.Figures, func(f *figure) bool { return strings.HasPrefix(f.Name, "heap with 1000 ") })
+	if text, err = json.Marshal(objects); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := generate(text); err == nil || !strings.Contains(err.Error(), `lacks "heap with 1000 asleep`) {
+		t.Errorf("without a figure: %v", err)
 	}
 }
 
@@ -80,7 +120,9 @@ func TestPage(t *testing.T) {
 
 // TestPictures: each is small, has both colour schemes and a title, and no colour or font that its style sheet should set.
 func TestPictures(t *testing.T) {
-	for name, content := range drawn(t, committed(t)) {
+	files := drawn(t, committed(t))
+	maps.Copy(files, drawn(t, committedTo(t, "objects.json")))
+	for name, content := range files {
 		if filepath.Ext(name) != ".svg" {
 			continue
 		}

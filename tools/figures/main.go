@@ -1,4 +1,4 @@
-// Command figures draws docs/figures.md and its pictures from one report of the bench. It measures nothing and judges
+// Command figures draws docs/figures.md and docs/growth.md, what of them the report has, and their pictures from one report of the bench. It measures nothing and judges
 // nothing. The same report gives the same files, byte by byte.
 //
 //	figures REPORT DOCS
@@ -8,7 +8,7 @@ package main
 
 import (
 	"bytes"
-	_ "embed"
+	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,10 +17,22 @@ import (
 	"text/template"
 )
 
-//go:embed page.md.tmpl
-var pageText string
+//go:embed *.md.tmpl
+var templates embed.FS
 
-var pageTemplate = template.Must(template.New("page").Parse(pageText))
+// pages are what a report is shown on.
+var pages = []page{
+	{"figures", "report.json", (*report).isWhole, []func(*report) (*chart, error){drawPath, drawSteps, drawSpread, drawGrowth}},
+	{"growth", "objects.json", (*report).hasObjects, []func(*report) (*chart, error){drawObjects}},
+}
+
+// page is a page with pictures.
+type page struct {
+	name   string // of its template and of the file of Markdown
+	report string // the file of its report
+	shows  func(*report) bool
+	charts []func(*report) (*chart, error)
+}
 
 func main() {
 	err := errors.New("usage: figures REPORT DOCS")
@@ -54,15 +66,15 @@ func run(path, docs string) error {
 	return nil
 }
 
-// page is what its template gets.
-type page struct {
+// content is what the template of a page gets.
+type content struct {
 	*report
 	charts map[string]*chart
 }
 
 // Picture is the Markdown of a picture.
-func (p page) Picture(file string) string {
-	return fmt.Sprintf("![%s](figures/%s)", p.charts[file].alt, file)
+func (c content) Picture(file string) string {
+	return fmt.Sprintf("![%s](figures/%s)", c.charts[file].alt, file)
 }
 
 // generate returns the files, by their paths in the directory of documents.
@@ -76,22 +88,38 @@ func generate(text []byte) (map[string][]byte, error) {
 		return nil, err
 	}
 	compact.WriteByte('\n')
-	files := map[string][]byte{"figures/report.json": compact.Bytes()}
-	p := page{r, map[string]*chart{}}
-	for _, draw := range []func(*report) (*chart, error){drawPath, drawSteps, drawSpread, drawGrowth} {
-		c, err := draw(r)
-		if err != nil {
+	files := map[string][]byte{}
+	for _, p := range pages {
+		if !p.shows(r) {
+			continue
+		}
+		files["figures/"+p.report] = compact.Bytes()
+		if err := p.generate(r, files); err != nil {
 			return nil, err
 		}
-		if files["figures/"+c.file], err = c.svg(); err != nil {
-			return nil, fmt.Errorf("draw %s: %w", c.file, err)
+	}
+	return files, nil
+}
+
+// generate adds the page and its pictures.
+func (p page) generate(r *report, files map[string][]byte) error {
+	c := content{r, map[string]*chart{}}
+	for _, draw := range p.charts {
+		one, err := draw(r)
+		if err != nil {
+			return err
 		}
-		p.charts[c.file] = c
+		if files["figures/"+one.file], err = one.svg(); err != nil {
+			return fmt.Errorf("draw %s: %w", one.file, err)
+		}
+		c.charts[one.file] = one
+	}
+	t, err := template.ParseFS(templates, p.name+".md.tmpl")
+	if err != nil {
+		return err
 	}
 	var out bytes.Buffer
-	if err := pageTemplate.Execute(&out, p); err != nil {
-		return nil, err
-	}
-	files["figures.md"] = out.Bytes()
-	return files, nil
+	err = t.Execute(&out, c)
+	files[p.name+".md"] = out.Bytes()
+	return err
 }

@@ -98,6 +98,75 @@ func (r *report) RuncBoot() string {
 	return ""
 }
 
+// objects is the chapter of what grows with the number of objects.
+const objects = "objects"
+
+func (r *report) hasObjects() bool {
+	return slices.ContainsFunc(r.Figures, func(f *figure) bool { return f.Group == objects })
+}
+
+// isWhole reports whether a report is of more than that chapter.
+func (r *report) isWhole() bool {
+	return !r.hasObjects() || slices.ContainsFunc(r.Figures, func(f *figure) bool { return f.Group == "create" })
+}
+
+// grown is a row of the table of growth, as it is printed.
+type grown struct {
+	Number                                        int
+	RSS, Heap, CPU, REST, Kube, List, Watch, Boot string
+}
+
+// sizes returns the numbers of sandboxes that slept.
+func (r *report) sizes() (all []int) {
+	for _, f := range r.Figures {
+		var n int
+		if c, err := fmt.Sscanf(f.Name, "barchan ls, %d asleep", &n); err == nil && c == 1 && f.Group == objects {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// Sizes is the argument of the command that measured them.
+func (r *report) Sizes() string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(r.sizes()), " ", ","), "[]")
+}
+
+// Growth returns a row for each number of sandboxes.
+func (r *report) Growth() (rows []grown, err error) {
+	for _, n := range r.sizes() {
+		row := grown{Number: n}
+		for format, cell := range map[string]*string{
+			"server RSS with %d asleep, beyond that with none, each": &row.RSS,
+			"heap with %d asleep, beyond that with none, each":       &row.Heap,
+			"CPU of the server and containerd at rest, %d asleep":    &row.CPU,
+			"page of 100 by REST, %d asleep":                         &row.REST,
+			"page of 100 by the Kubernetes API, %d asleep":           &row.Kube,
+			"barchan ls, %d asleep":                                  &row.List,
+			"start of a watch, until it has all %d":                  &row.Watch,
+			"boot to ready, %d asleep":                               &row.Boot,
+		} {
+			f, err := r.find(objects, fmt.Sprintf(format, n))
+			if err != nil {
+				return nil, err
+			}
+			*cell = number(f.Median)
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// Help returns the median of a command that asks no server, in milliseconds.
+func (r *report) Help() (string, error) {
+	for _, f := range r.Figures {
+		if f.Group == objects && strings.HasPrefix(f.Name, "barchan ls, ") && f.Floor != nil {
+			return number(f.Floor.Median), nil
+		}
+	}
+	return "", errors.New("the report lacks the floor of barchan ls")
+}
+
 // number prints three significant digits, and whole numbers from 100 on.
 func number(v float64) string {
 	digits := 3

@@ -24,6 +24,7 @@ var groups = []group{
 		{"docs/concepts.md", "Concepts"},
 		{"docs/comparison.md", "Comparison and limits"},
 		{"docs/figures.md", "Figures"},
+		{"docs/growth.md", "Growth"},
 	}},
 	{"Tutorials", []entry{
 		{"docs/tutorial-program.md", "An E2B program"},
