@@ -54,7 +54,7 @@ func allowance() uint64 {
 	if err := unix.Sysinfo(&info); err != nil {
 		return 0
 	}
-	return min(maxGarbage, uint64(info.Totalram)*uint64(info.Unit)/garbagePart)
+	return min(maxGarbage, info.Totalram*uint64(info.Unit)/garbagePart)
 }
 
 // percent is the garbage that may be, in percent of the bytes that live.

@@ -96,8 +96,8 @@ func NewClient(cfg Config) (*Client, error) {
 func (c *Client) Close() error { return c.api.Close() }
 
 // Listens reports whether containerd accepts connections. Unlike a call, it does not wait for that, and delays no later one.
-func (c *Client) Listens() bool {
-	conn, err := net.DialTimeout("unix", strings.TrimPrefix(c.address, "unix://"), time.Second)
+func (c *Client) Listens(ctx context.Context) bool {
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", strings.TrimPrefix(c.address, "unix://"))
 	if err != nil {
 		return false
 	}

@@ -93,7 +93,7 @@ func (rc *Recovery) ReadAhead(ctx context.Context) (wait func()) {
 	var reads sync.WaitGroup
 	reads.Go(func() { l.rows, l.rowsErr = rc.readJournal(ctx) })
 	reads.Go(func() {
-		if l.recordsErr = errs.ErrUnavailable; rc.cfg.Containerd.Listens() {
+		if l.recordsErr = errs.ErrUnavailable; rc.cfg.Containerd.Listens(ctx) {
 			l.records, l.recordsErr = rc.cfg.Containerd.Records(ctx)
 		}
 	})
