@@ -136,7 +136,7 @@ func (d *Daemon) makeGateway(ctx context.Context) error {
 		},
 		ClientIdle: d.cfg.ClientIdle, StreamIdle: d.cfg.StreamIdle, SandboxRate: float64(d.cfg.SandboxRate), KeyRate: float64(d.cfg.KeyRate),
 		SandboxRequests: d.cfg.SandboxRequests, MemoryLow: hostcheck.MemoryLow(d.cfg.IdleMemory.Value()),
-		KeyNamespace: keyNamespace, NoFastPath: !d.cfg.GatewayFastPath,
+		KeyNamespace: keyNamespace, Kept: d.binder.Take, NoFastPath: !d.cfg.GatewayFastPath,
 		Log: d.cfg.Log, AccessLog: d.accessLog(), Audit: auditing.Gateway(d.audit, d.routes), Registerer: d.metrics,
 	}
 	if d.verifier != nil {

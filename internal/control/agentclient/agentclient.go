@@ -1,5 +1,5 @@
-// Package agentclient reaches the agents of sandboxes by the sandboxes' addresses. To make claims fast it
-// keeps one connection to each ready member of a warm pool, on which the agent has answered once. It
+// Package agentclient reaches the agents of sandboxes by the sandboxes' addresses. To make claims, and the first requests after them, fast
+// it keeps one connection to each ready member of a warm pool, on which the agent has answered once. It
 // decides nothing about a sandbox, retries nothing but a kept connection that the agent had closed, and
 // keeps no state of an agent.
 //
@@ -11,6 +11,7 @@ package agentclient
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -24,7 +25,6 @@ import (
 
 	"connectrpc.com/connect"
 	"go.opentelemetry.io/otel/trace"
-	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -84,8 +84,8 @@ type Client struct {
 	wakes sync.WaitGroup
 
 	mu      sync.Mutex
-	open    map[types.UID]opened // +checklocks:mu
-	running bool                 // +checklocks:mu
+	open    map[sandbox.ID]opened // +checklocks:mu
+	running bool                  // +checklocks:mu
 }
 
 // opened is a kept connection; conn is nil while it is being opened, or while its agent is woken.
@@ -99,9 +99,7 @@ type opened struct {
 
 // destination is where a request goes; also the key of its context value.
 type destination struct {
-	uid types.UID
-	// kept: over the sandbox's kept connection, if there is one.
-	kept bool
+	id sandbox.ID
 	// tokenless: the agent may not know its token yet.
 	tokenless bool
 }
@@ -114,14 +112,14 @@ type sender struct {
 
 // RoundTrip implements http.RoundTripper.
 func (s sender) RoundTrip(req *http.Request) (*http.Response, error) {
-	return telemetry.TraceTransport(s.b.transport).RoundTrip(req.WithContext(context.WithValue(req.Context(), destination{}, s.to)))
+	return s.b.transport.RoundTrip(req.WithContext(context.WithValue(req.Context(), destination{}, s.to)))
 }
 
 // New opens nothing.
 func New(cfg Config) *Client {
 	b := &Client{
 		tokens: cfg.Tokens, dial: cfg.Dial, verifier: cfg.Verifier, wanted: make(chan *agents.Sandbox, maxOpen), openIn: openTimeout,
-		answerIn: cmp.Or(cfg.AnswerTimeout, answerTimeout), open: map[types.UID]opened{},
+		answerIn: cmp.Or(cfg.AnswerTimeout, answerTimeout), open: map[sandbox.ID]opened{},
 	}
 	if b.dial == nil {
 		b.dial = (&net.Dialer{Timeout: time.Second}).DialContext
@@ -137,15 +135,18 @@ func New(cfg Config) *Client {
 func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) (err error) {
 	ctx, end := telemetry.StartSpan(ctx, "agent init", trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(sandbox.IDOf(s.UID))))
 	defer func() { end(err) }()
-	to := destination{uid: s.UID, tokenless: req.AccessToken != ""}
-	b.awaitWoken(ctx, s.UID)
-	if b.has(s.UID) {
-		// The agent may have closed it; then, and only then, the request is sent on a new one.
-		to.kept = true
-		if agent, err := b.agent(s, to); err == nil && agent.Init(ctx, req) == nil {
+	to := destination{id: sandbox.IDOf(s.UID), tokenless: req.AccessToken != ""}
+	b.awaitWoken(ctx, to.id)
+	if conn := b.Take(to.id); conn != nil {
+		agent, err := b.agentOver(overConn{conn}, s, "")
+		if err == nil {
+			err = agent.Init(ctx, req)
+		}
+		if err == nil {
+			b.keepClaimed(s, conn)
 			return nil
 		}
-		to.kept = false
+		_ = conn.Close() // the agent may have closed it; the request is sent on a new one
 	}
 	agent, err := b.agent(s, to)
 	if err != nil {
@@ -159,27 +160,30 @@ func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitReque
 
 // Wake has the agent of a ready member answer a request without content on its kept connection, if there is one, and does not wait
 // for that: an agent that has rested needs milliseconds for its first answer. Bind waits for it.
-func (b *Client) Wake(s *agents.Sandbox) {
+func (b *Client) Wake(ctx context.Context, s *agents.Sandbox) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	o := b.open[s.UID]
+	id := sandbox.IDOf(s.UID)
+	o := b.open[id]
 	if !b.running || o.conn == nil {
 		return
 	}
 	conn, woken := o.conn, make(chan struct{})
 	o.conn, o.woken = nil, woken
-	b.open[s.UID] = o
+	b.open[id] = o
 	b.wakes.Go(func() {
 		defer close(woken)
-		err := health(conn, o.to, time.Now().Add(wakeTimeout))
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wakeTimeout)
+		defer cancel()
+		err := health(ctx, conn, o.to)
 		b.storeConn(o.to, conn, err)
 	})
 }
 
 // awaitWoken returns when nothing wakes the agent of a sandbox.
-func (b *Client) awaitWoken(ctx context.Context, uid types.UID) {
+func (b *Client) awaitWoken(ctx context.Context, id sandbox.ID) {
 	b.mu.Lock()
-	woken := b.open[uid].woken
+	woken := b.open[id].woken
 	b.mu.Unlock()
 	if woken == nil {
 		return
@@ -267,12 +271,12 @@ func AnswerError(err error) error {
 
 // Agent returns a client of a sandbox's agent. A sandbox without an address is an errs.ErrUnavailable.
 func (b *Client) Agent(s *agents.Sandbox) (*envd.Client, error) {
-	return b.agent(s, destination{uid: s.UID})
+	return b.agent(s, destination{id: sandbox.IDOf(s.UID)})
 }
 
 // AgentAs returns a client whose programs run as a user of the sandbox; empty: the agent's default.
 func (b *Client) AgentAs(s *agents.Sandbox, user string) (*envd.Client, error) {
-	return b.agentAs(s, destination{uid: s.UID}, user)
+	return b.agentAs(s, destination{id: sandbox.IDOf(s.UID)}, user)
 }
 
 func (b *Client) agent(s *agents.Sandbox, to destination) (*envd.Client, error) {
@@ -280,12 +284,16 @@ func (b *Client) agent(s *agents.Sandbox, to destination) (*envd.Client, error) 
 }
 
 func (b *Client) agentAs(s *agents.Sandbox, to destination, user string) (*envd.Client, error) {
+	return b.agentOver(sender{b, to}, s, user)
+}
+
+func (b *Client) agentOver(transport http.RoundTripper, s *agents.Sandbox, user string) (*envd.Client, error) {
 	id := sandbox.IDOf(s.UID)
 	if len(s.Status.PodIPs) == 0 {
 		return nil, fmt.Errorf("sandbox %s has no address: %w", id, errs.ErrUnavailable)
 	}
 	return envd.NewClient(envd.ClientConfig{
-		HTTP: &http.Client{Transport: sender{b, to}}, BaseURL: agentURL(s), User: user, Token: func() string { return b.tokens.Agent(id) },
+		HTTP: &http.Client{Transport: telemetry.TraceTransport(transport)}, BaseURL: agentURL(s), User: user, Token: func() string { return b.tokens.Agent(id) },
 	})
 }
 
@@ -295,29 +303,26 @@ func agentAddress(s *agents.Sandbox) string {
 	return net.JoinHostPort(s.Status.PodIPs[0], strconv.Itoa(envd.Port))
 }
 
-func (b *Client) has(uid types.UID) bool {
+func (b *Client) has(id sandbox.ID) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.open[uid].conn != nil
+	return b.open[id].conn != nil
 }
 
-// take removes and returns the kept connection of a sandbox; nil if there is none.
-func (b *Client) take(uid types.UID) net.Conn {
+// Take returns the kept connection of a sandbox, which the caller then closes; nil if there is none. Requests follow those that the agent
+// has answered on it. The agent may have closed it.
+func (b *Client) Take(id sandbox.ID) net.Conn {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	conn := b.open[uid].conn
-	delete(b.open, uid)
+	conn := b.open[id].conn
+	if conn != nil {
+		delete(b.open, id)
+	}
 	return conn
 }
 
 func (b *Client) connect(ctx context.Context, network, address string) (net.Conn, error) {
-	to := ctx.Value(destination{}).(destination)
-	if to.kept {
-		if conn := b.take(to.uid); conn != nil {
-			return conn, nil
-		}
-	}
-	return b.dialVerified(ctx, network, address, to)
+	return b.dialVerified(ctx, network, address, ctx.Value(destination{}).(destination))
 }
 
 // dialVerified opens a connection to the agent of a sandbox, which has proved to be that if there is a verifier.
@@ -330,7 +335,7 @@ func (b *Client) dialVerified(ctx context.Context, network, address string, to d
 	if to.tokenless {
 		verify = b.verifier.VerifyHash
 	}
-	if err := verify(ctx, conn, sandbox.IDOf(to.uid)); err != nil {
+	if err := verify(ctx, conn, to.id); err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
@@ -341,15 +346,16 @@ func (b *Client) dialVerified(ctx context.Context, network, address string, to d
 func (b *Client) Observe(older, newer *agents.Sandbox) {
 	if newer == nil || !pool.Spare(newer) || len(newer.Status.PodIPs) == 0 {
 		if older != nil {
-			b.markUnused(older.UID)
+			b.markUnused(sandbox.IDOf(older.UID))
 		}
 		return
 	}
 	b.mu.Lock()
-	_, begun := b.open[newer.UID]
+	id := sandbox.IDOf(newer.UID)
+	_, begun := b.open[id]
 	begin := b.running && !begun && len(b.open) < maxOpen
 	if begin {
-		b.open[newer.UID] = opened{at: time.Now(), to: newer}
+		b.open[id] = opened{at: time.Now(), to: newer}
 	}
 	b.mu.Unlock()
 	if begin {
@@ -358,20 +364,22 @@ func (b *Client) Observe(older, newer *agents.Sandbox) {
 }
 
 // markUnused leaves a connection to a claim in progress; renew closes it otherwise.
-func (b *Client) markUnused(uid types.UID) {
+func (b *Client) markUnused(id sandbox.ID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if o, ok := b.open[uid]; ok {
+	if o, ok := b.open[id]; ok {
 		o.over = true
-		b.open[uid] = o
+		b.open[id] = o
 	}
 }
 
 func (b *Client) enqueueDial(s *agents.Sandbox) {
 	select {
 	case b.wanted <- s:
-	default:
-		b.take(s.UID)
+	default: // its claim opens one
+		b.mu.Lock()
+		delete(b.open, sandbox.IDOf(s.UID))
+		b.mu.Unlock()
 	}
 }
 
@@ -417,13 +425,13 @@ func (b *Client) setRunning(running bool) {
 func (b *Client) renew(now time.Time) {
 	b.mu.Lock()
 	var again []*agents.Sandbox
-	for uid, o := range b.open {
+	for id, o := range b.open {
 		switch {
 		case o.over:
-			b.closeLocked(uid)
+			b.closeLocked(id)
 		case now.Sub(o.at) >= keepOpen:
-			b.closeLocked(uid)
-			b.open[uid] = opened{at: now, to: o.to}
+			b.closeLocked(id)
+			b.open[id] = opened{at: now, to: o.to}
 			again = append(again, o.to)
 		}
 	}
@@ -436,17 +444,17 @@ func (b *Client) renew(now time.Time) {
 func (b *Client) closeAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for uid := range b.open {
-		b.closeLocked(uid)
+	for id := range b.open {
+		b.closeLocked(id)
 	}
 }
 
 // +checklocks:b.mu
-func (b *Client) closeLocked(uid types.UID) {
-	if conn := b.open[uid].conn; conn != nil {
+func (b *Client) closeLocked(id sandbox.ID) {
+	if conn := b.open[id].conn; conn != nil {
 		_ = conn.Close()
 	}
-	delete(b.open, uid)
+	delete(b.open, id)
 }
 
 // prepare opens a connection and sends a request on it: the agent would soon close one without. Then it
@@ -485,27 +493,39 @@ func (b *Client) prewarmProcess(ctx context.Context, s *agents.Sandbox) {
 func (b *Client) storeConn(s *agents.Sandbox, conn net.Conn, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	o, wanted := b.open[s.UID]
+	id := sandbox.IDOf(s.UID)
+	o, wanted := b.open[id]
 	if err != nil || !wanted || o.conn != nil {
 		if conn != nil {
 			_ = conn.Close()
 		}
 		if o.conn == nil {
-			delete(b.open, s.UID) // its claim opens one
+			delete(b.open, id) // its claim opens one
 		}
 		return
 	}
 	o.conn, o.at, o.woken = conn, time.Now(), nil
-	b.open[s.UID] = o
+	b.open[id] = o
+}
+
+// keepClaimed keeps a connection that a claim has used for the first request to its sandbox, which comes soon or not at all.
+func (b *Client) keepClaimed(s *agents.Sandbox, conn net.Conn) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	id := sandbox.IDOf(s.UID)
+	if _, has := b.open[id]; has || !b.running {
+		_ = conn.Close()
+		return
+	}
+	b.open[id] = opened{conn: conn, at: time.Now(), to: s, over: true}
 }
 
 func (b *Client) dialAgent(ctx context.Context, s *agents.Sandbox) (net.Conn, error) {
-	conn, err := b.dialVerified(ctx, "tcp", agentAddress(s), destination{uid: s.UID})
+	conn, err := b.dialVerified(ctx, "tcp", agentAddress(s), destination{id: sandbox.IDOf(s.UID)})
 	if err != nil || b.verifier != nil { // which has sent a request
 		return conn, err
 	}
-	until, _ := ctx.Deadline()
-	if err := health(conn, s, until); err != nil {
+	if err := health(ctx, conn, s); err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
@@ -513,18 +533,36 @@ func (b *Client) dialAgent(ctx context.Context, s *agents.Sandbox) (net.Conn, er
 }
 
 // health sends a request for the agent's health on a connection, and reads the answer.
-func health(conn net.Conn, s *agents.Sandbox, until time.Time) error {
-	req, err := http.NewRequest(http.MethodGet, agentURL(s)+envd.PathHealth, http.NoBody) //nolint:noctx // it has a deadline
+func health(ctx context.Context, conn net.Conn, s *agents.Sandbox) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, agentURL(s)+envd.PathHealth, http.NoBody)
+	if err == nil {
+		_, err = overConn{conn}.RoundTrip(req) //nolint:bodyclose // it is in memory
+	}
+	return err
+}
+
+// overConn is an http.RoundTripper over one connection, which it leaves open.
+type overConn struct{ net.Conn }
+
+// RoundTrip implements http.RoundTripper. It reads the whole response, of at most [envd.MaxResponseHeader] bytes.
+func (c overConn) RoundTrip(req *http.Request) (*http.Response, error) {
+	interrupted := context.AfterFunc(req.Context(), func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	res, err := c.exchange(req)
+	if !interrupted() && err == nil {
+		err = context.Cause(req.Context())
+	}
+	return res, err
+}
+
+func (c overConn) exchange(req *http.Request) (*http.Response, error) {
+	if err := req.Write(c); err != nil {
+		return nil, err
+	}
+	res, err := http.ReadResponse(bufio.NewReader(io.LimitReader(c, envd.MaxResponseHeader)), req)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := errors.Join(conn.SetDeadline(until), req.Write(conn)); err != nil {
-		return err
-	}
-	res, err := http.ReadResponse(bufio.NewReader(io.LimitReader(conn, envd.MaxResponseHeader)), req)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(io.Discard, res.Body)
-	return errors.Join(err, res.Body.Close(), conn.SetDeadline(time.Time{}))
+	body, err := io.ReadAll(res.Body)
+	res.Body = io.NopCloser(bytes.NewReader(body))
+	return res, err
 }

@@ -31,6 +31,7 @@ type listener struct {
 	*httptest.Server
 	mu       sync.Mutex
 	requests map[string][]string // +checklocks:mu
+	silent   chan struct{}       // until it is closed, nothing is answered; nil: all is; +checklocks:mu
 }
 
 func newListener(t *testing.T) *listener {
@@ -39,11 +40,29 @@ func newListener(t *testing.T) *listener {
 	l.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		l.mu.Lock()
 		l.requests[r.URL.Path] = append(l.requests[r.URL.Path], r.RemoteAddr)
+		silent := l.silent
 		l.mu.Unlock()
+		if silent != nil {
+			<-silent
+		}
 		w.WriteHeader(http.StatusNoContent)
 	}))
 	t.Cleanup(l.Close)
 	return l
+}
+
+// hold has nothing answered until the returned function is called.
+func (l *listener) hold() (answer func()) {
+	silent := make(chan struct{})
+	l.mu.Lock()
+	l.silent = silent
+	l.mu.Unlock()
+	return sync.OnceFunc(func() {
+		close(silent)
+		l.mu.Lock()
+		l.silent = nil
+		l.mu.Unlock()
+	})
 }
 
 func (l *listener) connections(path string) []string {
@@ -81,7 +100,7 @@ func newBinderTo(t *testing.T, l *listener) *Client {
 func keep(t *testing.T, b *Client, s *agents.Sandbox) {
 	t.Helper()
 	b.Observe(nil, s)
-	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+	eventually.True(t, "no connection is kept", func() bool { return b.has(sandbox.IDOf(s.UID)) })
 }
 
 func (b *Client) kept() int {
@@ -103,7 +122,7 @@ func TestBinderUsesTheConnectionThatWaits(t *testing.T) {
 	s := spare("a")
 	b.Observe(nil, s)
 	b.Observe(s, s) // once is enough
-	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
+	eventually.True(t, "no connection is kept", func() bool { return b.has(sandbox.IDOf(s.UID)) })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for range 2 { // the second finds none open
@@ -112,8 +131,54 @@ func TestBinderUsesTheConnectionThatWaits(t *testing.T) {
 		}
 	}
 	greeted, bound := l.connections(envd.PathHealth), l.connections(envd.PathInit)
-	if len(greeted) != 1 || len(bound) != 2 || bound[0] != greeted[0] || bound[1] == greeted[0] {
-		t.Errorf("greeted on %v, bound on %v: want the first bind alone on the connection that was open", greeted, bound)
+	if len(greeted) != 1 || len(bound) != 2 || bound[0] != greeted[0] || bound[1] != greeted[0] {
+		t.Errorf("greeted on %v, bound on %v: want both on the connection that was open", greeted, bound)
+	}
+	// It is left for the first request to the sandbox.
+	conn := b.Take(sandbox.IDOf(s.UID))
+	if conn == nil {
+		t.Fatal("no connection is left after the claim")
+	}
+	defer func() { _ = conn.Close() }()
+	if conn.LocalAddr().String() != greeted[0] {
+		t.Errorf("left is %s, want %s", conn.LocalAddr(), greeted[0])
+	}
+	if again := b.Take(sandbox.IDOf(s.UID)); again != nil {
+		t.Error("one connection was given away twice")
+	}
+	if err := b.Bind(ctx, s, envd.InitRequest{}); err != nil {
+		t.Errorf("bind without an open connection: %v", err)
+	}
+}
+
+// TestClaimedConnectionIsNotKept: what no request has taken soon after its claim is closed.
+func TestClaimedConnectionIsNotKept(t *testing.T) {
+	l := newListener(t)
+	b := newBinderTo(t, l)
+	s := spare("a")
+	keep(t, b, s)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := b.Bind(ctx, s, envd.InitRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	b.renew(time.Now())
+	if b.kept() != 0 {
+		t.Error("the connection is still kept")
+	}
+}
+
+// TestBindEndsWithItsContext: an agent that does not answer on its open connection holds nothing up beyond that.
+func TestBindEndsWithItsContext(t *testing.T) {
+	l := newListener(t)
+	b := newBinderTo(t, l)
+	s := spare("a")
+	keep(t, b, s)
+	t.Cleanup(l.hold())
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	if err := b.Bind(ctx, s, envd.InitRequest{}); err == nil {
+		t.Error("bound by an agent that has not answered")
 	}
 }
 
@@ -122,10 +187,12 @@ func TestWake(t *testing.T) {
 	l := newListener(t)
 	b := newBinderTo(t, l)
 	s := spare("a")
-	b.Wake(s) // nothing is kept for it
+	b.Wake(t.Context(), s) // nothing is kept for it
 	keep(t, b, s)
-	b.Wake(s)
-	b.Wake(s) // once is enough
+	answer := l.hold()
+	b.Wake(t.Context(), s)
+	b.Wake(t.Context(), s) // once is enough
+	answer()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := b.Bind(ctx, s, envd.InitRequest{EnvVars: map[string]string{"A": "b"}}); err != nil {
@@ -144,7 +211,7 @@ func TestWakeOfAClosedConnection(t *testing.T) {
 	s := spare("a")
 	keep(t, b, s)
 	l.CloseClientConnections()
-	b.Wake(s)
+	b.Wake(t.Context(), s)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := b.Bind(ctx, s, envd.InitRequest{}); err != nil {
@@ -161,11 +228,11 @@ func TestWakeOfAMemberThatLeaves(t *testing.T) {
 	b := newBinderTo(t, l)
 	s := spare("a")
 	keep(t, b, s)
-	b.Wake(s)
+	b.Wake(t.Context(), s)
 	b.Observe(s, nil)
-	b.awaitWoken(t.Context(), s.UID)
+	b.awaitWoken(t.Context(), sandbox.IDOf(s.UID))
 	b.renew(time.Now())
-	if b.has(s.UID) {
+	if b.has(sandbox.IDOf(s.UID)) {
 		t.Error("the connection of a sandbox that is gone is kept")
 	}
 }
@@ -194,15 +261,15 @@ func TestBinderKeepsConnectionsOfSparesOnly(t *testing.T) {
 	owned.Labels = nil
 	b.Observe(claimed, owned)
 	b.Observe(gone, nil)
-	if !b.has(claimed.UID) {
+	if !b.has(sandbox.IDOf(claimed.UID)) {
 		t.Error("the connection went before the claim could use it")
 	}
 	b.renew(time.Now())
-	if b.has(claimed.UID) || b.has(gone.UID) || !b.has(stays.UID) {
+	if b.has(sandbox.IDOf(claimed.UID)) || b.has(sandbox.IDOf(gone.UID)) || !b.has(sandbox.IDOf(stays.UID)) {
 		t.Error("after a look not just that of the spare member is left")
 	}
 	b.renew(time.Now().Add(keepOpen))
-	eventually.True(t, "no connection is kept", func() bool { return b.has(stays.UID) })
+	eventually.True(t, "no connection is kept", func() bool { return b.has(sandbox.IDOf(stays.UID)) })
 	if n := len(l.connections(envd.PathHealth)); n != 4 {
 		t.Errorf("%d connections were opened, want 4: the old one again", n)
 	}

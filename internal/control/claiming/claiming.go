@@ -53,7 +53,7 @@ type Reader interface {
 type Binder interface {
 	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
 	// Wake has the agent of a ready member run, so that it answers a Bind at once. It does not wait.
-	Wake(member *agents.Sandbox)
+	Wake(ctx context.Context, member *agents.Sandbox)
 }
 
 // Config is what New needs.
@@ -265,7 +265,7 @@ func (x *Claim) commit(ctx context.Context, lease *picker.Lease) (*agents.Sandbo
 	telemetry.Stamp(ctx, want)
 	x.wrote, x.fresh = true, false
 	if x.c.cfg.Binder != nil && x.owner.Binds() {
-		x.c.cfg.Binder.Wake(member)
+		x.c.cfg.Binder.Wake(ctx, member)
 	}
 	s, err := lease.Commit(ctx, want)
 	if err == nil {

@@ -127,7 +127,7 @@ func (w *fakeAPI) write(obj client.Object) error {
 }
 
 // Wake notes the member, and how many writes came before.
-func (w *fakeAPI) Wake(member *agents.Sandbox) {
+func (w *fakeAPI) Wake(_ context.Context, member *agents.Sandbox) {
 	w.woken = append(w.woken, fmt.Sprintf("%s before write %d", member.Name, len(w.written)+1))
 }
 

@@ -69,7 +69,7 @@ type fakeAgents struct {
 	requests map[types.UID][]envd.InitRequest
 }
 
-func (*fakeAgents) Wake(*agents.Sandbox) {}
+func (*fakeAgents) Wake(context.Context, *agents.Sandbox) {}
 
 func (f *fakeAgents) Bind(_ context.Context, s *agents.Sandbox, req envd.InitRequest) error {
 	f.mu.Lock()

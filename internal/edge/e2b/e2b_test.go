@@ -64,7 +64,7 @@ func (fakeWitness) Logs(context.Context, *agents.Sandbox, string, time.Time) ([]
 type silentAgents struct{}
 
 func (silentAgents) Bind(context.Context, *agents.Sandbox, envd.InitRequest) error { return nil }
-func (silentAgents) Wake(*agents.Sandbox)                                          {}
+func (silentAgents) Wake(context.Context, *agents.Sandbox)                         {}
 
 type fixture struct {
 	*httptest.Server

@@ -60,6 +60,9 @@ type Config struct {
 	// require a key or the sandbox's own token. Nil: that header holds sandbox IDs only.
 	Names  Names
 	Dialer endpoint.Dialer
+	// Kept returns an open connection to a sandbox's agent, which then is the gateway's, for the first request after a claim; nil, also
+	// for the function: there is none.
+	Kept func(id sandbox.ID) net.Conn
 	// Verifier has a sandbox's agent prove its identity for each new connection to its address. Nil: an address leads to
 	// its sandbox, as it does where addresses rest before another sandbox gets them.
 	Verifier endpoint.Verifier
@@ -176,7 +179,7 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	g.metrics = m
 	g.endpoints = endpoint.Config{
-		Dialer: g.cfg.Dialer, Verifier: g.cfg.Verifier, DialTimeout: g.cfg.DialTimeout, Backoff: g.cfg.DialBackoff, AgentIdle: g.cfg.AgentIdle, ServiceIdle: g.cfg.ServiceIdle,
+		Dialer: g.cfg.Dialer, Kept: g.cfg.Kept, Verifier: g.cfg.Verifier, DialTimeout: g.cfg.DialTimeout, Backoff: g.cfg.DialBackoff, AgentIdle: g.cfg.AgentIdle, ServiceIdle: g.cfg.ServiceIdle,
 		ContinueWait: g.cfg.continueWait, Dials: m.dials,
 	}
 	g.wakes = wake.Group{Waker: cfg.Waker, Timeout: g.cfg.WakeTimeout, Requests: g.requests, Duration: m.wake, Log: g.log}

@@ -2,14 +2,20 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -99,4 +105,74 @@ func (c *lateReaderConn) Read(b []byte) (int, error) {
 func (c *lateReaderConn) Close() error {
 	c.once.Do(func() { close(c.closed) })
 	return c.TCPConn.Close()
+}
+
+// TestKeptConnection: the first request to an agent uses an open connection to it, unless that is broken or leads elsewhere.
+func TestKeptConnection(t *testing.T) {
+	agent := backend(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.RemoteAddr) })
+	for name, tt := range map[string]struct {
+		change func(*keptConn)
+		port   uint16
+		dials  int64
+	}{
+		"open":            {func(*keptConn) {}, envd.Port, 0},
+		"broken":          {func(c *keptConn) { _ = c.CloseWrite(); _, _ = c.Read(make([]byte, 1)) }, envd.Port, 1},
+		"of another":      {func(c *keptConn) { c.remote = "10.0.0.1:49983" }, envd.Port, 1},
+		"to another port": {func(*keptConn) {}, agent, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var asked []sandbox.ID
+			var kept *keptConn
+			w := newFixture(t, func(c *Config) {
+				c.Dialer = agentAt{c.Dialer, agent}
+				c.Kept = func(id sandbox.ID) net.Conn {
+					if asked = append(asked, id); len(asked) > 1 {
+						return nil
+					}
+					return kept
+				}
+			})
+			b := w.box("a")
+			nc, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprint("127.0.0.1:", agent))
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept = &keptConn{nc.(*net.TCPConn), net.JoinHostPort(b.Status.PodIPs[0], target.PortText(envd.Port))}
+			t.Cleanup(func() { _ = kept.Close() })
+			tt.change(kept)
+			status, from := w.get(b.url(tt.port, "/"))
+			if status != http.StatusOK {
+				t.Fatalf("%d %s", status, from)
+			}
+			if usesKept := from == nc.LocalAddr().String(); usesKept != (tt.dials == 0) || w.dials.Load() != tt.dials {
+				t.Errorf("a request from %s, kept %s, %d dials", from, nc.LocalAddr(), w.dials.Load())
+			}
+			if want := tt.port == envd.Port; (len(asked) == 1 && asked[0] == b.id) != want {
+				t.Errorf("asked for %q", asked)
+			}
+		})
+	}
+}
+
+// agentAt reaches agents at another port.
+type agentAt struct {
+	endpoint.Dialer
+	port uint16
+}
+
+func (d agentAt) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	if host, is := strings.CutSuffix(address, ":"+target.PortText(envd.Port)); is {
+		address = net.JoinHostPort(host, target.PortText(d.port))
+	}
+	return d.Dialer.DialContext(ctx, network, address)
+}
+
+// keptConn is a connection to a stand-in for an agent.
+type keptConn struct {
+	*net.TCPConn
+	remote string
+}
+
+func (c *keptConn) RemoteAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.remote))
 }

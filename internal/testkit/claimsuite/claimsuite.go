@@ -40,7 +40,7 @@ type Starter interface {
 // Binder sends a request to the agent of a running sandbox, and has one run before it is needed.
 type Binder interface {
 	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
-	Wake(member *agents.Sandbox)
+	Wake(ctx context.Context, member *agents.Sandbox)
 }
 
 // Parts are what a controller is made of.

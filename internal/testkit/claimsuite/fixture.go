@@ -404,7 +404,7 @@ type agent struct {
 }
 
 // Wake is part of Binder.
-func (*agent) Wake(*agents.Sandbox) {}
+func (*agent) Wake(context.Context, *agents.Sandbox) {}
 
 // Bind is part of Binder.
 func (a *agent) Bind(_ context.Context, s *agents.Sandbox, req envd.InitRequest) error {

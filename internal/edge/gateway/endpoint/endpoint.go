@@ -33,9 +33,12 @@ const (
 // ErrOver is returned for a connection of an epoch that has ended.
 var ErrOver = errors.New("sandbox is gone")
 
-// Config is what all endpoints share. All fields but Verifier are required.
+// Config is what all endpoints share. All fields but Kept and Verifier are required.
 type Config struct {
 	Dialer Dialer
+	// Kept returns an open connection to the agent of a sandbox, on which it has proved itself, for this endpoint alone; nil, also
+	// for the function: there is none.
+	Kept func(id sandbox.ID) net.Conn
 	// Verifier nil: an address leads to its sandbox.
 	Verifier Verifier
 	// dialTimeout bounds one attempt to connect; backoff are the waits between attempts.
@@ -212,8 +215,26 @@ func (e *Endpoint) open(ctx context.Context, address string, http2 bool) (*Conn,
 	return c, nil
 }
 
+// kept returns an open connection to an address of the agent that can carry a request; nil if there is none.
+func (e *Endpoint) kept(address string) net.Conn {
+	if e.cfg.Kept == nil || address != e.At(envd.Port) {
+		return nil
+	}
+	nc := e.cfg.Kept(e.id)
+	if nc == nil || nc.RemoteAddr().String() == address && newUpstreamConn(nc, e).Alive() {
+		return nc
+	}
+	_ = nc.Close()
+	return nil
+}
+
 // dial retries a refused port a few times, because it may be about to open.
 func (e *Endpoint) dial(ctx context.Context, address string, http2 bool) (net.Conn, error) {
+	if !http2 {
+		if nc := e.kept(address); nc != nil {
+			return nc, nil
+		}
+	}
 	for attempt := 0; ; attempt++ {
 		nc, err := e.dialOnce(ctx, address, http2)
 		if err == nil {
