@@ -16,7 +16,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
@@ -48,11 +47,11 @@ func (rc *Recovery) Adopt(ctx context.Context) error {
 	}
 	lives := rc.eachRow(rows, func(r *journal.Row) bool { return r.Stage.Begun() }, func(r *journal.Row) { rc.takeOver(ctx, rc.cfg.Registry.Of(r.Plan.Ref), r) })
 	undone := rc.eachRow(rows, func(r *journal.Row) bool { return !r.Stage.Begun() }, func(r *journal.Row) { rc.undoLeft(ctx, rc.cfg.Registry.Of(r.Plan.Ref)) })
-	removed := map[types.UID]bool{}
-	for _, r := range rows {
-		removed[r.Plan.Ref.UID] = rc.cfg.Registry.Lookup(r.Plan.Ref.UID) == nil
+	if slices.ContainsFunc(rows, rc.hasChanged) {
+		if records, err = rc.awaitRecords(ctx); err != nil {
+			return err
+		}
 	}
-	records = slices.DeleteFunc(records, func(c ctrd.Container) bool { return removed[types.UID(c.Labels[operation.LabelSandbox])] })
 	rc.cfg.Checkpoints.Adopt(ctx)
 	if err := rc.removeOrphanSnapshots(ctx, records); err != nil {
 		rc.cfg.Log.WarnContext(ctx, "orphaned snapshots not removed", telemetry.Error, err)
@@ -62,6 +61,12 @@ func (rc *Recovery) Adopt(ctx context.Context) error {
 	}
 	rc.cfg.Log.InfoContext(ctx, "sandboxes adopted", "adopted", lives, "undone", undone, telemetry.Duration, time.Since(began))
 	return nil
+}
+
+// hasChanged reports whether a row is not the one of its sandbox any more, whose record may be another then, too.
+func (rc *Recovery) hasChanged(r *journal.Row) bool {
+	u := rc.cfg.Registry.Lookup(r.Plan.Ref.UID)
+	return u == nil || u.Row() != r
 }
 
 // summaries returns those of all rows that could be read.
