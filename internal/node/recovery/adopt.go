@@ -45,9 +45,10 @@ func (rc *Recovery) Adopt(ctx context.Context) error {
 		rc.cfg.Registry.Of(r.Plan.Ref).SetRow(r)
 		rc.claimAddress(ctx, r)
 	}
+	unfinished := slices.ContainsFunc(rows, func(r *journal.Row) bool { return r.OnDisk() && !rc.cfg.Suspender.AtRest(r) })
 	lives := rc.eachRow(rows, func(r *journal.Row) bool { return r.Stage.Begun() }, func(r *journal.Row) { rc.takeOver(ctx, rc.cfg.Registry.Of(r.Plan.Ref), r) })
 	undone := rc.eachRow(rows, func(r *journal.Row) bool { return !r.Stage.Begun() }, func(r *journal.Row) { rc.undoLeft(ctx, rc.cfg.Registry.Of(r.Plan.Ref)) })
-	if slices.ContainsFunc(rows, rc.hasChanged) {
+	if unfinished || slices.ContainsFunc(rows, rc.hasChanged) {
 		if records, err = rc.awaitRecords(ctx); err != nil {
 			return err
 		}

@@ -229,6 +229,11 @@ func (s *Store) Make(ctx context.Context, ref volumetree.Ref, capacity int64, at
 			return withoutPaths("make volume "+ref.Key().String(), err)
 		}
 		failpoint.Reach("volume/made")
+		if at == nil { // or the first upload would be refused until it is measured
+			s.mu.Lock()
+			s.known[ref.Key()] = &use{uid: ref.UID, capacity: capacity}
+			s.mu.Unlock()
+		}
 	}
 	switch {
 	case err != nil || at == nil:

@@ -144,7 +144,11 @@ func TestOtherVolume(t *testing.T) {
 }
 
 func TestTake(t *testing.T) {
-	s := made(t, t.TempDir())
+	dir := t.TempDir()
+	if err := made(t, dir).Take(ref, 1, 0); err != nil {
+		t.Errorf("of a new one: %v", err)
+	}
+	s := open(t, dir) // as after a restart
 	if err := s.Take(ref, 1, 0); !errors.Is(err, errs.ErrUnavailable) {
 		t.Errorf("before it is measured: %v", err)
 	}
