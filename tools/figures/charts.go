@@ -198,88 +198,73 @@ const (
 // drawGrowth shows times that depend on a number, which stands in the names of their figures; one without it is of one.
 func drawGrowth(r *report) (*chart, error) {
 	c := newChart("growth.svg", "Times that depend on a number", half, 200)
-	c.plot.Add(grid())
-	for _, l := range []struct {
-		label, group string
-		names        *regexp.Regexp
-		color        color.Color
-	}{
-		{"forks of a sandbox at once", "sleep", regexp.MustCompile(`^fork (\d+), until answered$`), vermillion},
-		{"boot beside sandboxes", "boot", regexp.MustCompile(`^boot to ready, (\d+) sandboxes (?:of runc )?adopted$`), blue},
-		{"claims at once, the last", "claim", regexp.MustCompile(`^the last of (\d+) claims at once$|^` + oneClaim + `$`), green},
-		{"address, of 65,533", "address", regexp.MustCompile(`^reserve an address, ([\d,]+) of`), orange},
-	} {
-		if err := c.byNumber(r, l.label, l.group, l.names, l.color); err != nil {
-			return nil, err
-		}
-	}
-	c.logarithmic()
-	return c, nil
+	return c, c.byNumber(r, []numbered{
+		{"forks of a sandbox at once", "sleep", `fork (\d+), until answered`, vermillion},
+		{"boot beside sandboxes", "boot", `boot to ready, (\d+) sandboxes (?:of runc )?adopted`, blue},
+		{"claims at once, the last", "claim", `the last of (\d+) claims at once|` + oneClaim, green},
+		{"address, of 65,533", "address", `reserve an address, ([\d,]+) of.*`, orange},
+	})
 }
 
 // drawObjects shows what a server does beside sandboxes that sleep.
 func drawObjects(r *report) (*chart, error) {
 	c := newChart("objects.svg", "Beside sandboxes asleep: median in ms by their number", whole, 240)
-	c.plot.Add(grid())
-	for _, l := range []struct {
-		label string
-		names string // before the number
-		color color.Color
-	}{
-		{"start of the server", "boot to ready, ", blue},
-		{"watch of all", "start of a watch, until it has all ", orange},
-		{"barchan ls", "barchan ls, ", green},
-		{"page by Kubernetes' API", "page of 100 by the Kubernetes API, ", sky},
-		{"page by REST", "page of 100 by REST, ", pink},
-	} {
-		if err := c.byNumber(r, l.label, objects, regexp.MustCompile("^"+l.names+`([1-9]\d*)(?: asleep)?$`), l.color); err != nil {
-			return nil, err
-		}
-	}
-	c.logarithmic()
+	err := c.byNumber(r, []numbered{
+		{"start of the server", objects, `boot to ready, ([1-9]\d*) asleep`, blue},
+		{"watch of all", objects, `start of a watch, until it has all (\d+)`, orange},
+		{"barchan ls", objects, `barchan ls, (\d+) asleep`, green},
+		{"page by Kubernetes' API", objects, `page of 100 by the Kubernetes API, (\d+) asleep`, sky},
+		{"page by REST", objects, `page of 100 by REST, (\d+) asleep`, pink},
+	})
 	c.plot.X.Min, c.plot.X.Max = 50, 2e6 // room for the legend
-	return c, nil
+	return c, err
 }
 
-// byNumber adds a line of medians by the number in the names of their figures.
-func (c *chart) byNumber(r *report, label, group string, names *regexp.Regexp, col color.Color) error {
-	var points plotter.XYs
-	var said []string
-	for _, f := range r.Figures {
-		m := names.FindStringSubmatch(f.Name)
-		if f.Group != group || m == nil {
-			continue
-		}
-		n, err := strconv.ParseFloat(strings.ReplaceAll(m[1], ",", ""), 64)
-		if err != nil {
-			n = 1
-		}
-		points = append(points, plotter.XY{X: n, Y: f.Median})
-	}
-	if len(points) < 2 {
-		return fmt.Errorf("the report has %d figures of %q, want at least 2; run `make figures`, which measures all that it draws", len(points), label)
-	}
-	slices.SortFunc(points, func(a, b plotter.XY) int { return int(a.X - b.X) })
-	for _, p := range points {
-		said = append(said, fmt.Sprintf("%.0f: %s", p.X, number(p.Y)))
-	}
-	if c.alt == "" {
-		c.alt = "Median milliseconds by number, on logarithmic axes. "
-	} else {
-		c.alt = strings.TrimSuffix(c.alt, ".") + "; "
-	}
-	c.alt += label + ", " + strings.Join(said, ", ") + "."
-	return c.line(points, col, label)
+// numbered are the figures of a line: names is a pattern of their whole names, with the number as its group.
+type numbered struct {
+	label, group, names string
+	color               color.Color
 }
 
-// logarithmic is for a picture of lines by number.
-func (c *chart) logarithmic() {
+// byNumber draws lines of medians by a number, on logarithmic axes.
+func (c *chart) byNumber(r *report, lines []numbered) error {
+	c.plot.Add(grid())
+	var alt []string
+	for _, l := range lines {
+		var points plotter.XYs
+		var said []string
+		names := regexp.MustCompile("^(?:" + l.names + ")$")
+		for _, f := range r.Figures {
+			m := names.FindStringSubmatch(f.Name)
+			if f.Group != l.group || m == nil {
+				continue
+			}
+			n, err := strconv.ParseFloat(strings.ReplaceAll(m[1], ",", ""), 64)
+			if err != nil {
+				n = 1
+			}
+			points = append(points, plotter.XY{X: n, Y: f.Median})
+		}
+		if len(points) < 2 {
+			return fmt.Errorf("the report has %d figures of %q, want at least 2; run `make figures`, which measures all that it draws", len(points), l.label)
+		}
+		slices.SortFunc(points, func(a, b plotter.XY) int { return int(a.X - b.X) })
+		for _, p := range points {
+			said = append(said, fmt.Sprintf("%.0f: %s", p.X, number(p.Y)))
+		}
+		alt = append(alt, l.label+", "+strings.Join(said, ", "))
+		if err := c.line(points, l.color, l.label); err != nil {
+			return err
+		}
+	}
+	c.alt = "Median milliseconds by number, on logarithmic axes. " + strings.Join(alt, "; ") + "."
 	c.plot.X.Scale, c.plot.Y.Scale = plot.LogScale{}, plot.LogScale{}
 	c.plot.X.Tick.Marker, c.plot.Y.Tick.Marker = decimals(1), decimals(1)
 	c.plot.X.Label.Text, c.plot.Y.Label.Text = "number", "ms"
 	c.plot.Legend.Top = true
 	c.plot.X.Min, c.plot.X.Max = 0.7, 1e5
 	c.plot.Y.Min, c.plot.Y.Max = c.plot.Y.Min/2, c.plot.Y.Max*2
+	return nil
 }
 
 // line adds a line with its points to the picture, and to the legend by its labels.

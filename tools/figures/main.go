@@ -1,5 +1,5 @@
-// Command figures draws docs/figures.md and docs/growth.md, what of them the report has, and their pictures from one report of the bench. It measures nothing and judges
-// nothing. The same report gives the same files, byte by byte.
+// Command figures draws docs/figures.md, docs/growth.md and their pictures from one report of the bench, as far as it has their
+// numbers. It measures nothing and judges nothing. The same report gives the same files, byte by byte.
 //
 //	figures REPORT DOCS
 //

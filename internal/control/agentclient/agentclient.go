@@ -133,9 +133,9 @@ func New(cfg Config) *Client {
 // Bind sends a request to the agent of a sandbox. ctx must have a deadline. An agent that does not know its token yet
 // is accepted if the request has the token.
 func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) (err error) {
-	ctx, end := telemetry.StartSpan(ctx, "agent init", trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(sandbox.IDOf(s.UID))))
-	defer func() { end(err) }()
 	to := destination{id: sandbox.IDOf(s.UID), tokenless: req.AccessToken != ""}
+	ctx, end := telemetry.StartSpan(ctx, "agent init", trace.WithSpanKind(trace.SpanKindClient), telemetry.OfSandbox(string(to.id)))
+	defer func() { end(err) }()
 	b.awaitWoken(ctx, to.id)
 	if conn := b.Take(to.id); conn != nil {
 		agent, err := b.agentOver(overConn{conn}, s, "")
@@ -150,10 +150,10 @@ func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitReque
 	}
 	agent, err := b.agent(s, to)
 	if err != nil {
-		return fmt.Errorf("client of the agent of sandbox %s: %w", sandbox.IDOf(s.UID), err)
+		return fmt.Errorf("client of the agent of sandbox %s: %w", to.id, err)
 	}
 	if err := agent.Init(ctx, req); err != nil {
-		return fmt.Errorf("bind the agent of sandbox %s: %w: %w", sandbox.IDOf(s.UID), errs.ErrUnavailable, err)
+		return fmt.Errorf("bind the agent of sandbox %s: %w: %w", to.id, errs.ErrUnavailable, err)
 	}
 	return nil
 }

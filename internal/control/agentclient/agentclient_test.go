@@ -103,6 +103,15 @@ func keep(t *testing.T, b *Client, s *agents.Sandbox) {
 	eventually.True(t, "no connection is kept", func() bool { return b.has(sandbox.IDOf(s.UID)) })
 }
 
+// newKept returns a binder that keeps a connection to a spare member, whose agent is l.
+func newKept(t *testing.T) (l *listener, b *Client, s *agents.Sandbox) {
+	t.Helper()
+	l = newListener(t)
+	b, s = newBinderTo(t, l), spare("a")
+	keep(t, b, s)
+	return l, b, s
+}
+
 func (b *Client) kept() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -125,7 +134,7 @@ func TestBinderUsesTheConnectionThatWaits(t *testing.T) {
 	eventually.True(t, "no connection is kept", func() bool { return b.has(sandbox.IDOf(s.UID)) })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	for range 2 { // the second finds none open
+	for range 2 { // the first leaves it open
 		if err := b.Bind(ctx, s, envd.InitRequest{EnvVars: map[string]string{"A": "b"}}); err != nil {
 			t.Fatal(err)
 		}
@@ -153,10 +162,7 @@ func TestBinderUsesTheConnectionThatWaits(t *testing.T) {
 
 // TestClaimedConnectionIsNotKept: what no request has taken soon after its claim is closed.
 func TestClaimedConnectionIsNotKept(t *testing.T) {
-	l := newListener(t)
-	b := newBinderTo(t, l)
-	s := spare("a")
-	keep(t, b, s)
+	_, b, s := newKept(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := b.Bind(ctx, s, envd.InitRequest{}); err != nil {
@@ -170,10 +176,7 @@ func TestClaimedConnectionIsNotKept(t *testing.T) {
 
 // TestBindEndsWithItsContext: an agent that does not answer on its open connection holds nothing up beyond that.
 func TestBindEndsWithItsContext(t *testing.T) {
-	l := newListener(t)
-	b := newBinderTo(t, l)
-	s := spare("a")
-	keep(t, b, s)
+	l, b, s := newKept(t)
 	t.Cleanup(l.hold())
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(20*time.Millisecond, cancel)
@@ -206,10 +209,7 @@ func TestWake(t *testing.T) {
 
 // TestWakeOfAClosedConnection: the bind that follows opens another.
 func TestWakeOfAClosedConnection(t *testing.T) {
-	l := newListener(t)
-	b := newBinderTo(t, l)
-	s := spare("a")
-	keep(t, b, s)
+	l, b, s := newKept(t)
 	l.CloseClientConnections()
 	b.Wake(t.Context(), s)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -224,10 +224,7 @@ func TestWakeOfAClosedConnection(t *testing.T) {
 
 // TestWakeOfAMemberThatLeaves: its connection does not stay because its agent was being woken.
 func TestWakeOfAMemberThatLeaves(t *testing.T) {
-	l := newListener(t)
-	b := newBinderTo(t, l)
-	s := spare("a")
-	keep(t, b, s)
+	_, b, s := newKept(t)
 	b.Wake(t.Context(), s)
 	b.Observe(s, nil)
 	b.awaitWoken(t.Context(), sandbox.IDOf(s.UID))
@@ -238,10 +235,7 @@ func TestWakeOfAMemberThatLeaves(t *testing.T) {
 }
 
 func TestBinderSurvivesAClosedConnection(t *testing.T) {
-	l := newListener(t)
-	b := newBinderTo(t, l)
-	s := spare("a")
-	keep(t, b, s)
+	l, b, s := newKept(t)
 	l.CloseClientConnections()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

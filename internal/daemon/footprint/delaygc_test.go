@@ -1,13 +1,15 @@
 package footprint
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"testing"
-	"time"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 func TestPercent(t *testing.T) {
@@ -56,21 +58,12 @@ func delayed(t *testing.T) {
 	}
 	for range 3 { // each collection sets the pace for the next
 		live := make([]byte, 3*allowance())
-		await(t, "a heap larger than the allowance may double", func() bool {
-			runtime.GC()
-			return heapGoal() < uint64(len(live))*5/2
-		})
+		awaitGoal(t, "a heap larger than the allowance may double", func(goal uint64) bool { return goal < uint64(len(live))*5/2 })
 		runtime.KeepAlive(live)
-		await(t, "a small heap may grow by the allowance", func() bool {
-			runtime.GC()
-			return heapGoal() >= allowance() && heapGoal() < 2*allowance()
-		})
+		awaitGoal(t, "a small heap may grow by the allowance", func(goal uint64) bool { return goal >= allowance() && goal < 2*allowance() })
 	}
 	end()
-	await(t, "a small heap may double after the start", func() bool {
-		runtime.GC()
-		return heapGoal() < 64*mib
-	})
+	awaitGoal(t, "a small heap may double after the start", func(goal uint64) bool { return goal < 64*mib })
 	if got := debug.SetGCPercent(100); got != 100 {
 		t.Errorf("%d %% after the start", got)
 	}
@@ -82,11 +75,14 @@ func heapGoal() uint64 {
 	return s[0].Value.Uint64()
 }
 
-func await(t *testing.T, what string, done func() bool) {
+// awaitGoal collects garbage until the goal of the heap is right: the pace follows a collection a moment later.
+func awaitGoal(t *testing.T, what string, right func(goal uint64) bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: the next collection is at %d bytes", what, heapGoal())
+	eventually.NoError(t, what, func() error {
+		runtime.GC()
+		if goal := heapGoal(); !right(goal) {
+			return fmt.Errorf("the next collection is at %d bytes", goal)
 		}
-	}
+		return nil
+	})
 }

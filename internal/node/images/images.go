@@ -60,8 +60,8 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// localHost begins the names of images that are made here. A mirror may have them, but no registry has that name.
-const localHost = "barchan.local/"
+// localHost is in the names of images that are made here. A mirror may have them, but no registry has that name.
+const localHost = "barchan.local"
 
 // Store has the images of a node. It is safe for concurrent use.
 type Store struct {
@@ -123,13 +123,15 @@ func (s *Store) Find(ctx context.Context, ask Ask) (ctrd.Image, error) {
 		return ctrd.Image{}, sandbox.NoImage(err)
 	}
 	img, err := s.pull(ctx, &ask, creds)
-	if err != nil && strings.HasPrefix(full, localHost) && errors.Is(err, errs.ErrUnavailable) {
-		return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image %q is not on this node; images of %s are made by `barchan image build`: %w", full, strings.TrimSuffix(localHost, "/"), errs.ErrUnavailable))
+	switch {
+	case err == nil:
+		return img, nil
+	case strings.HasPrefix(full, localHost+"/") && errors.Is(err, errs.ErrUnavailable):
+		err = fmt.Errorf("image %q is not on this node; images of %s are made by `barchan image build`: %w", full, localHost, errs.ErrUnavailable)
+	default:
+		err = fmt.Errorf("image is not on this node: %w", err)
 	}
-	if err != nil {
-		return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image is not on this node: %w", err))
-	}
-	return img, nil
+	return ctrd.Image{}, sandbox.NoImage(err)
 }
 
 // admit returns nil if the namespace may use a local image. It asks the registry if that is not recorded.

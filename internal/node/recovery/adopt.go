@@ -45,6 +45,7 @@ func (rc *Recovery) Adopt(ctx context.Context) error {
 		rc.cfg.Registry.Of(r.Plan.Ref).SetRow(r)
 		rc.claimAddress(ctx, r)
 	}
+	// Sandboxes that are not at rest may change, and with them their records.
 	unfinished := slices.ContainsFunc(rows, func(r *journal.Row) bool { return r.OnDisk() && !rc.cfg.Suspender.AtRest(r) })
 	lives := rc.eachRow(rows, func(r *journal.Row) bool { return r.Stage.Begun() }, func(r *journal.Row) { rc.takeOver(ctx, rc.cfg.Registry.Of(r.Plan.Ref), r) })
 	undone := rc.eachRow(rows, func(r *journal.Row) bool { return !r.Stage.Begun() }, func(r *journal.Row) { rc.undoLeft(ctx, rc.cfg.Registry.Of(r.Plan.Ref)) })
@@ -82,7 +83,7 @@ func (rc *Recovery) summaries() (out []journal.Summary) {
 
 // listing is what an earlier process has left.
 type listing struct {
-	read    chan struct{} // closed when the rest is complete
+	reads   sync.WaitGroup // of the rest
 	rows    []*journal.Row
 	rowsErr error
 	records []ctrd.Container
@@ -94,27 +95,22 @@ type listing struct {
 // nothing else may use the node until then. The returned function waits for the end. A containerd that is yet to be started is left to
 // Adopt.
 func (rc *Recovery) ReadAhead(ctx context.Context) (wait func()) {
-	l := &listing{read: make(chan struct{})}
+	l := &listing{}
 	rc.ahead = l
-	var reads sync.WaitGroup
-	reads.Go(func() { l.rows, l.rowsErr = rc.readJournal(ctx) })
-	reads.Go(func() {
+	l.reads.Go(func() { l.rows, l.rowsErr = rc.readJournal(ctx) })
+	l.reads.Go(func() {
 		if l.recordsErr = errs.ErrUnavailable; rc.cfg.Containerd.Listens(ctx) {
 			l.records, l.recordsErr = rc.cfg.Containerd.Records(ctx)
 		}
 	})
-	go func() { // wait waits for it
-		reads.Wait()
-		close(l.read)
-	}()
-	return func() { <-l.read }
+	return l.reads.Wait
 }
 
 // list returns all rows, and all records of containers.
 func (rc *Recovery) list(ctx context.Context) (rows []*journal.Row, records []ctrd.Container, err error) {
 	if l := rc.ahead; l != nil {
 		rc.ahead = nil
-		<-l.read
+		l.reads.Wait()
 		if rows, err = l.rows, l.rowsErr; err == nil && l.recordsErr == nil {
 			return rows, l.records, nil
 		}
@@ -284,8 +280,6 @@ func (rc *Recovery) Rediscover(ctx context.Context, uid types.UID) error {
 
 // removeOrphanSnapshots removes snapshots without a sandbox, container record or mount: containerd may complete a request
 // after its call has failed. No sandbox may be created meanwhile.
-//
-// records may have more than there are now: a snapshot that is left because of them is removed by the next start.
 func (rc *Recovery) removeOrphanSnapshots(ctx context.Context, records []ctrd.Container) error {
 	keys, err := rc.cfg.Containerd.Snapshots(ctx)
 	if err != nil || len(keys) == 0 {

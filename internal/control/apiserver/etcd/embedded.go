@@ -35,8 +35,8 @@ const (
 	// applied. So the log keeps snapshotCatchUp entries, more than there can be of those.
 	snapshotCount   = 2000
 	snapshotCatchUp = 2 * snapshotCount
-	// A start reads all files of the log, also those that it does not apply. So etcd keeps none of these, by default five, and begins
-	// a new file after 16 MiB, by default 64 MB: snapshotCount writes of sandboxes are less.
+	// A start reads all files of the log, also those that it does not apply. So etcd keeps maxLogs of them, by default five, and those
+	// that it needs. It begins a new file after logBytes, by default 64 MB: snapshotCount writes of sandboxes are less.
 	maxLogs  = 1
 	logBytes = 16 << 20
 	// startDefrag is how many MiB a start frees at least if it defragments etcd's file. All of the file counts as resident
