@@ -69,8 +69,8 @@ release: runtimes ## make what users install: dist/*.tar.gz, dist/*.deb
 bench: runtimes build ## measure, with a baseline beside each result (ARGS="--only exec --json")
 	@scripts/bench.sh $(ARGS)
 
-canaries: runtimes kubectl build ## restore each canary N times, or for FOR at most, and print the rate of failures (N=2000 FOR=12h)
-	@PKG=./test/e2e RUN=TestCanaryRestores scripts/test.sh -v -timeout=$(or $(FOR),12h) -args -canary-restores=$(or $(N),2000)
+canaries: runtimes kubectl build ## restore each canary N times, or for FOR at most, and print the rate of failures (N=2000 FOR=2h)
+	@PKG=./test/e2e RUN=TestCanaryRestores scripts/test.sh -v -timeout=$(or $(FOR),2h) -args -canary-restores=$(or $(N),2000)
 
 figures: runtimes build ## measure what docs/figures.md shows, and write it (ARGS='--quick --note "Other work was running."')
 	@scripts/figures.sh $(ARGS)

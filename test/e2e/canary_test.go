@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,7 +21,7 @@ type canary struct {
 	name string
 	// files are copied in: where they are here, and where they shall be.
 	files map[string]string
-	// start is a shell line; what it leaves running must serve port 8080.
+	// start is a shell line; what it leaves running must serve the port of the variable PORT.
 	start string
 	// grows requires answers "WORD NUMBER" with the same word, and a greater number each time. Else they
 	// are the same each time.
@@ -64,15 +65,16 @@ func canaries(t *testing.T) []canary {
 		t.Fatal(err)
 	}
 	for kind := range strings.FieldsSeq(string(kinds)) {
-		all = append(all, canary{name: "go " + kind, files: map[string]string{program: inside}, start: inside + " " + kind})
+		own := inside + "-" + kind // one deletes its own
+		all = append(all, canary{name: "go " + kind, files: map[string]string{program: inside}, start: "cp " + inside + " " + own + "; exec " + own + " " + kind})
 	}
 	return all
 }
 
 // shellLoop counts, and a server beside it shows the count.
 const shellLoop = `mkdir -p /tmp/www; cd /tmp/www
-(i=0; while :; do i=$((i+1)); echo -n $$ $i > new; mv new index.html; sleep 0.02; done) &
-exec python3 -m http.server 8080`
+(i=0; while :; do i=$((i+1)); echo -n $$ $i > new; mv new index.html; sleep 0.1; done) &
+exec python3 -m http.server $PORT`
 
 // canaryProgram builds the program of testdata/canary.
 func canaryProgram(t *testing.T) string {
@@ -120,39 +122,57 @@ func (s *server) keeps(c canary) {
 		s.must("pause", id)
 		s.onDisk(id)
 		s.must("resume", id)
-		before = s.checkCanary(c, id, before, when)
+		before = s.checkCanary(c, id, witnessPort, before, when)
 	}
 	fork := s.mustFork(id, 1, nil)[0].SandboxID
-	s.checkCanary(c, fork, before, "in a fork")
-	s.checkCanary(c, id, before, "after it was forked")
+	s.checkCanary(c, fork, witnessPort, before, "in a fork")
+	s.checkCanary(c, id, witnessPort, before, "after it was forked")
 	s.must("kill", id, fork)
 }
 
-// hatch starts a canary, and has it answer twice, so that what fails without a sleep is not taken for
-// what a sleep did.
+// hatch starts a canary in a sandbox of its own.
 func (s *server) hatch(c canary) (id, answer string) {
 	s.t.Helper()
+	id = s.canarySandbox(c)
+	return id, s.startCanary(c, id, witnessPort)
+}
+
+// canarySandbox makes a sandbox with the files of canaries.
+func (s *server) canarySandbox(all ...canary) (id string) {
+	s.t.Helper()
 	id, _ = s.keep("roomy", "mkdir", "-p", "/home/user/lib")
-	for from, to := range c.files {
+	files := map[string]string{}
+	for _, c := range all {
+		maps.Copy(files, c.files)
+	}
+	for from, to := range files {
 		s.must("cp", from, id+":"+to)
 	}
 	s.exec(id, "chmod -R u+x /home/user")
-	script := filepath.Join(s.t.TempDir(), "start")
-	if err := os.WriteFile(script, []byte(c.start+"\n"), 0o600); err != nil {
-		s.t.Fatal(err)
-	}
-	s.must("cp", script, id+":/home/user/start")
-	s.exec(id, "nohup setsid bash /home/user/start >/tmp/canary.log 2>&1 &")
-	answer = s.untilServed(id, "/")
-	return id, s.checkCanary(c, id, answer, "before any sleep")
+	return id
 }
 
-// checkCanary queries a canary once and compares its state.
-func (s *server) checkCanary(c canary, id, before, when string) (answer string) {
+// startCanary starts a canary in a sandbox that has its files, and has it answer twice, so that what fails without a sleep is not taken for what a sleep did.
+func (s *server) startCanary(c canary, id string, port int) (answer string) {
 	s.t.Helper()
-	answer, err := s.visitCanary(id)
+	script := fmt.Sprintf("/home/user/start-%d", port)
+	s.exec(id, fmt.Sprintf("cat >%[1]s <<'END'\nexport PORT=%[2]d\n%[3]s\nEND\nnohup setsid bash %[1]s >%[4]s 2>&1 &", script, port, c.start, canaryLog(port)))
+	eventually.NoError(s.t, c.name+" answers", func() (err error) {
+		answer, err = s.visitCanary(id, port)
+		return err
+	})
+	return s.checkCanary(c, id, port, answer, "before any sleep")
+}
+
+// canaryLog is where a canary's output is, in its sandbox.
+func canaryLog(port int) string { return fmt.Sprintf("/tmp/canary-%d.log", port) }
+
+// checkCanary queries a canary once and compares its state.
+func (s *server) checkCanary(c canary, id string, port int, before, when string) (answer string) {
+	s.t.Helper()
+	answer, err := s.visitCanary(id, port)
 	if err != nil {
-		s.t.Fatalf("%s: %v\n%s", when, err, s.exec(id, "cat /tmp/canary.log"))
+		s.t.Fatalf("%s: %v\n%s", when, err, s.exec(id, "cat "+canaryLog(port)))
 	}
 	if err := c.compare(before, answer); err != nil {
 		s.t.Errorf("%s: %v", when, err)
@@ -161,7 +181,7 @@ func (s *server) checkCanary(c canary, id, before, when string) (answer string) 
 		return answer
 	}
 	eventually.NoError(s.t, when+" it counts", func() error {
-		_, later, err := s.visit(id, 8080, "/")
+		_, later, err := s.visit(id, port, "/")
 		if err == nil && later == answer {
 			err = errors.New(later)
 		}

@@ -318,9 +318,9 @@ func testForkOfWriter(t *testing.T, s *server) {
 	for range 3 {
 		forks := s.mustFork(id, 3, nil)
 		for _, f := range forks {
-			s.checkCanary(c, f.SandboxID, before, "in fork "+f.SandboxID)
+			s.checkCanary(c, f.SandboxID, witnessPort, before, "in fork "+f.SandboxID)
 		}
-		before = s.checkCanary(c, id, before, "in the source")
+		before = s.checkCanary(c, id, witnessPort, before, "in the source")
 		s.must(append([]string{"kill"}, idsOf(forks)...)...)
 	}
 	snapshot := s.snapshot(id, map[string]any{"name": "files", "memory": false})

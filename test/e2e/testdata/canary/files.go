@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const directory = "/home/user/things"
+// directory is the working directory of this kind; others may run beside it.
+var directory string
 
 func makeFile(name, content string) (*os.File, error) {
 	if err := os.MkdirAll(directory, 0o700); err != nil {

@@ -1,14 +1,16 @@
 // Command canary holds one thing that may not survive storing on disk, and reports over HTTP whether
-// it did. Its argument names the thing. GET / on port 8080 checks it: 200 means that it continues as it was,
+// it did. Its argument names the thing. GET / on the port of the variable PORT, 8080 without one, checks it: 200 means that it continues as it was,
 // 500 what differs. A check sets up again what it used, so that it may be repeated.
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -40,6 +42,7 @@ func main() {
 		fmt.Fprintf(os.Stderr, "usage: canary kinds|%v\n", slices.Sorted(maps.Keys(kinds)))
 		os.Exit(2)
 	}
+	directory = filepath.Join("/home/user/things", os.Args[1])
 	check, err := kinds[os.Args[1]]()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "set up %s: %v\n", os.Args[1], err)
@@ -55,7 +58,7 @@ func main() {
 		}
 		fmt.Fprintf(w, "%s in process %d\n", os.Args[1], os.Getpid())
 	})
-	fmt.Fprintln(os.Stderr, http.ListenAndServe(":8080", nil))
+	fmt.Fprintln(os.Stderr, http.ListenAndServe(":"+cmp.Or(os.Getenv("PORT"), "8080"), nil))
 	os.Exit(1)
 }
 

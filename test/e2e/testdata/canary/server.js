@@ -2,4 +2,4 @@
 const who = require('crypto').randomBytes(8).toString('hex')
 let ticks = 0
 setInterval(() => { ticks++ }, 5)
-require('http').createServer((_, res) => res.end(`${who} ${ticks}`)).listen(8080)
+require('http').createServer((_, res) => res.end(`${who} ${ticks}`)).listen(process.env.PORT || 8080)

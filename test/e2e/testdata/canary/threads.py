@@ -1,5 +1,5 @@
 # Sixteen threads that hand a number on by queues. GET / says who it is and how far they are.
-import http.server, os, queue, threading
+import http.server, os, queue, threading, time
 
 who = os.urandom(8).hex()
 stations = [queue.Queue() for _ in range(16)]
@@ -12,6 +12,7 @@ def work(i):
         n = stations[i].get()
         if i == 0:
             rounds = n
+            time.sleep(0.01)  # others may be in this sandbox
         stations[(i + 1) % len(stations)].put(n + 1)
 
 
@@ -30,4 +31,4 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
+http.server.ThreadingHTTPServer(("", int(os.environ.get("PORT", 8080))), Handler).serve_forever()
