@@ -21,6 +21,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/agentclient/connpool"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/identity"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
@@ -81,26 +82,30 @@ func newBinderTo(t *testing.T, l *listener) *Client {
 	b := New(Config{Tokens: tokens, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", l.Listener.Addr().String())
 	}})
-	b.openIn = eventually.Patience // a dial that times out is not retried
+	cfg := b.poolConfig()
+	cfg.OpenTimeout = eventually.Patience // an opening that times out is not repeated
+	b.Pool = connpool.New(cfg)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var running sync.WaitGroup
 	running.Go(func() { _ = b.Run(ctx) })
 	t.Cleanup(func() {
 		cancel()
 		running.Wait()
-		if n := b.kept(); n != 0 {
-			t.Errorf("%d connections are left at the end", n)
-		}
 	})
-	eventually.True(t, "the client does not run", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.running })
 	return b
 }
 
-// keep shows the client a spare member, and waits until it keeps a connection to it.
+// keep shows the client a spare member until it keeps a connection to it.
 func keep(t *testing.T, b *Client, s *agents.Sandbox) {
 	t.Helper()
-	b.Observe(nil, s)
-	eventually.True(t, "no connection is kept", func() bool { return b.has(sandbox.IDOf(s.UID)) })
+	eventually.True(t, "no connection is kept", func() bool {
+		b.Observe(nil, s)
+		conn := b.Take(sandbox.IDOf(s.UID))
+		if conn != nil {
+			b.Put(s, conn)
+		}
+		return conn != nil
+	})
 }
 
 // newKept returns a binder that keeps a connection to a spare member, whose agent is l.
@@ -110,12 +115,6 @@ func newKept(t *testing.T) (l *listener, b *Client, s *agents.Sandbox) {
 	b, s = newBinderTo(t, l), spare("a")
 	keep(t, b, s)
 	return l, b, s
-}
-
-func (b *Client) kept() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.open)
 }
 
 func spare(uid string) *agents.Sandbox {
@@ -129,9 +128,7 @@ func TestBinderUsesTheConnectionThatWaits(t *testing.T) {
 	l := newListener(t)
 	b := newBinderTo(t, l)
 	s := spare("a")
-	b.Observe(nil, s)
-	b.Observe(s, s) // once is enough
-	eventually.True(t, "no connection is kept", func() bool { return b.has(sandbox.IDOf(s.UID)) })
+	keep(t, b, s)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for range 2 { // the first leaves it open
@@ -157,20 +154,6 @@ func TestBinderUsesTheConnectionThatWaits(t *testing.T) {
 	}
 	if err := b.Bind(ctx, s, envd.InitRequest{}); err != nil {
 		t.Errorf("bind without an open connection: %v", err)
-	}
-}
-
-// TestClaimedConnectionIsNotKept: what no request has taken soon after its claim is closed.
-func TestClaimedConnectionIsNotKept(t *testing.T) {
-	_, b, s := newKept(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := b.Bind(ctx, s, envd.InitRequest{}); err != nil {
-		t.Fatal(err)
-	}
-	b.renew(time.Now())
-	if b.kept() != 0 {
-		t.Error("the connection is still kept")
 	}
 }
 
@@ -222,18 +205,6 @@ func TestWakeOfAClosedConnection(t *testing.T) {
 	}
 }
 
-// TestWakeOfAMemberThatLeaves: its connection does not stay because its agent was being woken.
-func TestWakeOfAMemberThatLeaves(t *testing.T) {
-	_, b, s := newKept(t)
-	b.Wake(t.Context(), s)
-	b.Observe(s, nil)
-	b.awaitWoken(t.Context(), sandbox.IDOf(s.UID))
-	b.renew(time.Now())
-	if b.has(sandbox.IDOf(s.UID)) {
-		t.Error("the connection of a sandbox that is gone is kept")
-	}
-}
-
 func TestBinderSurvivesAClosedConnection(t *testing.T) {
 	l, b, s := newKept(t)
 	l.CloseClientConnections()
@@ -241,31 +212,6 @@ func TestBinderSurvivesAClosedConnection(t *testing.T) {
 	defer cancel()
 	if err := b.Bind(ctx, s, envd.InitRequest{}); err != nil {
 		t.Errorf("bind after the agent has closed: %v", err)
-	}
-}
-
-func TestBinderKeepsConnectionsOfSparesOnly(t *testing.T) {
-	l := newListener(t)
-	b := newBinderTo(t, l)
-	claimed, gone, stays := spare("a"), spare("b"), spare("c")
-	for _, s := range []*agents.Sandbox{claimed, gone, stays} {
-		keep(t, b, s)
-	}
-	owned := claimed.DeepCopy()
-	owned.Labels = nil
-	b.Observe(claimed, owned)
-	b.Observe(gone, nil)
-	if !b.has(sandbox.IDOf(claimed.UID)) {
-		t.Error("the connection went before the claim could use it")
-	}
-	b.renew(time.Now())
-	if b.has(sandbox.IDOf(claimed.UID)) || b.has(sandbox.IDOf(gone.UID)) || !b.has(sandbox.IDOf(stays.UID)) {
-		t.Error("after a look not just that of the spare member is left")
-	}
-	b.renew(time.Now().Add(keepOpen))
-	eventually.True(t, "no connection is kept", func() bool { return b.has(sandbox.IDOf(stays.UID)) })
-	if n := len(l.connections(envd.PathHealth)); n != 4 {
-		t.Errorf("%d connections were opened, want 4: the old one again", n)
 	}
 }
 
