@@ -348,3 +348,49 @@ func TestManyMembers(t *testing.T) {
 		}
 	})
 }
+
+// TestEnd: Run ends when what it began has ended, and leaves nothing open.
+func TestEnd(t *testing.T) {
+	for name, slow := range map[string]struct{ open, ask bool }{"opening": {open: true}, "waking": {ask: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				hold, conn, late := make(chan struct{}), &fakeConn{}, &fakeConn{}
+				p := New(Config{
+					Open: func(context.Context, *agents.Sandbox) (net.Conn, error) {
+						if slow.open {
+							<-hold
+						}
+						return conn, nil
+					},
+					Ask: func(context.Context, net.Conn, *agents.Sandbox) error {
+						if slow.ask {
+							<-hold
+						}
+						return nil
+					},
+					Opened: func(context.Context, *agents.Sandbox) {},
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- p.Run(ctx) }()
+				synctest.Wait()
+				p.Observe(nil, spare("a"))
+				synctest.Wait()
+				p.Wake(ctx, spare("a"))
+				cancel()
+				synctest.Wait()
+				if len(ended) != 0 {
+					t.Error("it ended before what it began")
+				}
+				close(hold)
+				synctest.Wait()
+				if len(ended) != 1 || !conn.isClosed() {
+					t.Errorf("ended: %v, the connection is closed: %v", len(ended) == 1, conn.isClosed())
+				}
+				if p.Put(spare("a"), late); !late.isClosed() {
+					t.Error("a connection is kept after the end")
+				}
+			})
+		})
+	}
+}
