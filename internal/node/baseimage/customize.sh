@@ -22,6 +22,9 @@ chroot "$root" visudo --check --quiet
 sed -i 's/\$(id -u)/${EUID:-$(id -u)}/g' "$root/etc/profile"
 sed -i 's/^mesg n/[ ! -t 0 ] || mesg n/' "$root/root/.profile"
 
+# With LANG, which the image sets, a program opens each of a locale's twelve files, under two names. In an archive they are one file.
+chroot "$root" localedef --add-to-archive /usr/lib/locale/C.utf8 >/dev/null
+
 ln -sf python3 "$root/usr/bin/python"
 
 # E2B's SDKs run this program for the option mcp. The agent, which each sandbox has there, is it by that name.

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/barchan-dev/barchan/internal/guest/agent/plainfile"
 )
 
 // errNoUser means that the files have no such user.
@@ -161,7 +163,7 @@ func (n Names) Owner(uid, gid uint32) (string, string) {
 // eachLine calls each with the fields of every line that has at least min of
 // them, until it returns false. A missing file has no lines.
 func eachLine(file string, minimum int, each func(fields []string) bool) error {
-	f, err := os.Open(file)
+	f, err := plainfile.Open(file)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

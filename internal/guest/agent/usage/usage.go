@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/plainfile"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -81,7 +82,7 @@ func (m *Sampler) cpu(now time.Time) float64 {
 // cpuSeconds is the CPU time used, by the kernel's count or, where it has none (gVisor), by that of the
 // running processes.
 func cpuSeconds() float64 {
-	if b, err := os.ReadFile("/proc/stat"); err == nil {
+	if b, err := plainfile.ReadFile("/proc/stat"); err == nil {
 		line, _, _ := strings.Cut(string(b), "\n")
 		var busy uint64
 		for i, f := range strings.Fields(line) {
@@ -108,7 +109,7 @@ func processSeconds() float64 {
 		if _, err := strconv.Atoi(e.Name()); err != nil {
 			continue
 		}
-		b, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		b, err := plainfile.ReadFile("/proc/" + e.Name() + "/stat")
 		if err != nil {
 			continue
 		}
@@ -129,7 +130,7 @@ func processSeconds() float64 {
 
 // meminfo reads the kernel's values, in bytes.
 func meminfo() (map[string]uint64, error) {
-	b, err := os.ReadFile("/proc/meminfo")
+	b, err := plainfile.ReadFile("/proc/meminfo")
 	if err != nil {
 		return nil, fmt.Errorf("measure memory: %w", err)
 	}
