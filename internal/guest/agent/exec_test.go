@@ -3,14 +3,20 @@ package agent_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
+	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // The client's Exec, against the real agent.
@@ -74,3 +80,28 @@ func TestExec(t *testing.T) {
 type onWrite func() error
 
 func (f onWrite) Write(b []byte) (int, error) { return len(b), f() }
+
+// TestEndIsOnePart: the last event of a process, the end of the stream and that of the response come together, since each part that comes
+// alone wakes the gateway and the client.
+func TestEndIsOnePart(t *testing.T) {
+	a := start(t, envd.Config{})
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(a.base, "http://"))
+	noError(t, err)
+	defer func() { _ = conn.Close() }()
+	noError(t, conn.SetDeadline(time.Now().Add(eventually.Patience)))
+	message := `{"process":{"cmd":"/bin/sh","args":["-c","echo out; sleep 0.2"]}}`
+	body := "\x00" + string(binary.BigEndian.AppendUint32(nil, uint32(len(message)))) + message
+	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/connect+json\r\nConnect-Protocol-Version: 1\r\nContent-Length: %d\r\n\r\n%s", processpb.ProcessStartProcedure, len(body), body)
+	noError(t, err)
+	var parts []string
+	for b := make([]byte, 64<<10); len(parts) == 0 || !strings.HasSuffix(parts[len(parts)-1], "0\r\n\r\n"); {
+		n, err := conn.Read(b)
+		if err != nil {
+			t.Fatalf("%v after %q", err, parts)
+		}
+		parts = append(parts, string(b[:n]))
+	}
+	if last := parts[len(parts)-1]; !strings.Contains(last, `"end"`) || strings.Contains(last, `"data"`) {
+		t.Errorf("the parts are %q; want the end in one, after the output", parts)
+	}
+}

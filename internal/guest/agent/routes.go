@@ -32,7 +32,8 @@ const (
 func (a *Agent) handler() http.Handler {
 	opts := []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage), connect.WithCompressMinBytes(compressMessage)}
 	mux := http.NewServeMux()
-	mux.Handle(processpb.NewProcessHandler(&process.RPC{Processes: a.processes, Users: a.users}, opts...))
+	path, processes := processpb.NewProcessHandler(&process.RPC{Processes: a.processes, Users: a.users}, opts...)
+	mux.Handle(path, reply.Combine(processes))
 	mux.Handle(filesystempb.NewFilesystemHandler(
 		&files.RPC{Users: a.users, Uploads: a.uploads, Watchers: a.watchers}, opts...))
 	files := &files.HTTP{Users: a.users, Uploads: a.uploads}

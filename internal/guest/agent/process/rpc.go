@@ -81,6 +81,9 @@ func relay(ctx context.Context, p *process, sub *subscriber, h http.Header, send
 		if ev.GetEnd() != nil && p.timedOut.Load() {
 			return connect.NewError(connect.CodeDeadlineExceeded, context.DeadlineExceeded)
 		}
+		if ev.GetEnd() != nil {
+			reply.Last(ctx)
+		}
 		if err := send(ev); err != nil {
 			return err
 		}
