@@ -97,7 +97,7 @@ func checkPrograms(t *testing.T, files map[string]entry) {
 		"usr/bin/bash", "usr/bin/sudo", "usr/bin/git", "usr/bin/curl", "usr/bin/tput", "usr/bin/less",
 		"usr/bin/xz", "usr/bin/ps", "usr/bin/apt-get", "etc/ssl/certs/ca-certificates.crt",
 		"usr/bin/gcc", "usr/bin/g++", "usr/bin/make", "usr/bin/pip", "usr/bin/pip3", "usr/bin/python3-config",
-		"usr/local/bin/node", "usr/local/lib/node_modules/npm/package.json",
+		"usr/local/bin/node", "usr/local/lib/node_modules/npm/package.json", "usr/lib/locale/locale-archive",
 		"dev", "proc", "sys", "tmp", "etc/hosts", "etc/resolv.conf", "etc/hostname",
 	} {
 		if _, ok := files[name]; !ok {
