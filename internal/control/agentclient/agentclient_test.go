@@ -16,7 +16,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -112,13 +111,13 @@ func keep(t *testing.T, b *Client, s *agents.Sandbox) {
 func newKept(t *testing.T) (l *listener, b *Client, s *agents.Sandbox) {
 	t.Helper()
 	l = newListener(t)
-	b, s = newBinderTo(t, l), spare("a")
+	b, s = newBinderTo(t, l), spare()
 	keep(t, b, s)
 	return l, b, s
 }
 
-func spare(uid string) *agents.Sandbox {
-	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: uid, UID: types.UID(uid), Labels: map[string]string{agents.LabelWarmPoolSandbox: "p"}}}
+func spare() *agents.Sandbox {
+	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "a", UID: "a", Labels: map[string]string{agents.LabelWarmPoolSandbox: "p"}}}
 	s.Status.PodIPs = []string{"192.0.2.1"}
 	s.Status.Conditions = []metav1.Condition{{Type: agents.ConditionReady, Status: metav1.ConditionTrue}}
 	return s
@@ -127,7 +126,7 @@ func spare(uid string) *agents.Sandbox {
 func TestBinderUsesTheConnectionThatWaits(t *testing.T) {
 	l := newListener(t)
 	b := newBinderTo(t, l)
-	s := spare("a")
+	s := spare()
 	keep(t, b, s)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -172,7 +171,7 @@ func TestBindEndsWithItsContext(t *testing.T) {
 func TestWake(t *testing.T) {
 	l := newListener(t)
 	b := newBinderTo(t, l)
-	s := spare("a")
+	s := spare()
 	b.Wake(t.Context(), s) // nothing is kept for it
 	keep(t, b, s)
 	answer := l.hold()
@@ -251,7 +250,7 @@ func TestStrangerGetsNoToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := spare("a")
+	s := spare()
 	id := sandbox.IDOf(s.UID)
 	token := tokens.Agent(id)
 	for name, at := range map[string]struct {
@@ -291,7 +290,7 @@ func TestStrangerGetsNoToken(t *testing.T) {
 
 // TestKeptConnectionIsVerified: a connection that waits for its claim was proved when it was opened, and is not asked again.
 func TestKeptConnectionIsVerified(t *testing.T) {
-	s := spare("a")
+	s := spare()
 	id := sandbox.IDOf(s.UID)
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	if err != nil {
@@ -338,7 +337,7 @@ func TestStatsHistory(t *testing.T) {
 	}})
 	for _, c := range []struct{ status, want int }{{http.StatusNotFound, 1}, {http.StatusOK, 3}, {http.StatusInternalServerError, 0}} {
 		status = c.status
-		all, err := b.StatsHistory(t.Context(), spare("a"), time.Time{})
+		all, err := b.StatsHistory(t.Context(), spare(), time.Time{})
 		if len(all) != c.want || (err != nil) != (c.want == 0) {
 			t.Errorf("%d: %+v, %v", c.status, all, err)
 		}
@@ -352,13 +351,13 @@ func TestSilentAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, ask := range map[string]func(ctx context.Context, b *Client) error{
-		"metrics": func(ctx context.Context, b *Client) error { _, err := b.Stats(ctx, spare("a")); return err },
+		"metrics": func(ctx context.Context, b *Client) error { _, err := b.Stats(ctx, spare()); return err },
 		"history": func(ctx context.Context, b *Client) error {
-			_, err := b.StatsHistory(ctx, spare("a"), time.Time{})
+			_, err := b.StatsHistory(ctx, spare(), time.Time{})
 			return err
 		},
 		"logs": func(ctx context.Context, b *Client) error {
-			_, err := b.Logs(ctx, spare("a"), "", time.Time{})
+			_, err := b.Logs(ctx, spare(), "", time.Time{})
 			return err
 		},
 	} {
@@ -398,7 +397,7 @@ func TestNoRedirect(t *testing.T) {
 	b := New(Config{Tokens: tokens, Dial: func(ctx context.Context, _, address string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", strings.Replace(address, "192.0.2.1:49983", agent.Listener.Addr().String(), 1))
 	}})
-	if err := b.Bind(t.Context(), spare("a"), envd.InitRequest{}); err == nil || len(other.connections("/x")) > 0 {
+	if err := b.Bind(t.Context(), spare(), envd.InitRequest{}); err == nil || len(other.connections("/x")) > 0 {
 		t.Errorf("bound %v, %d requests elsewhere", err, len(other.connections("/x")))
 	}
 }

@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestReadIsThatOfOS(t *testing.T) {
-	dir := t.TempDir()
+func TestContent(t *testing.T) {
 	for name, content := range map[string]string{"empty": "", "short": "root:x:0:0::/root:/bin/sh\n", "long": strings.Repeat("0123456789abcdef", 1<<14)} {
-		path := filepath.Join(dir, name)
+		path := filepath.Join(t.TempDir(), name)
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -32,6 +31,14 @@ func TestReadIsThatOfOS(t *testing.T) {
 		if whole, err := ReadFile(path); err != nil || string(whole) != content {
 			t.Errorf("%s: ReadFile = %d bytes, %v, want %d", name, len(whole), err, len(content))
 		}
+	}
+}
+
+// TestErrors: they are those of package os.
+func TestErrors(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "short"), nil, 0o600); err != nil {
+		t.Fatal(err)
 	}
 	for what, path := range map[string]string{"missing": filepath.Join(dir, "none"), "below a file": filepath.Join(dir, "short", "x"), "directory": dir} {
 		read := func(open func() (io.ReadCloser, error)) error {

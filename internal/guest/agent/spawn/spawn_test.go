@@ -11,34 +11,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 )
 
-// TestPipes: the child's ends block, and the agent's can have deadlines.
+// TestPipes: what one end is given the other gets; the agent's ends can have deadlines.
 func TestPipes(t *testing.T) {
 	for _, withStdin := range []bool{true, false} {
-		s, err := OpenPipes(account.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}, withStdin)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(s.CloseAll)
-		if (s.Stdin != nil) != withStdin {
-			t.Errorf("stdin %v, want one: %v", s.Stdin, withStdin)
-		}
-		for i, f := range s.Child {
-			// Not by Fd, which makes a file block.
-			raw, err := f.SyscallConn()
-			if err != nil {
-				t.Fatal(err)
-			}
-			var flags int
-			if err := raw.Control(func(fd uintptr) { flags, err = unix.FcntlInt(fd, unix.F_GETFL, 0) }); err != nil {
-				t.Fatal(err)
-			}
-			if null := i == 0 && !withStdin; !null && flags&unix.O_NONBLOCK != 0 {
-				t.Errorf("file %d of the child does not block", i)
-			}
-			if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-				t.Errorf("file %d: %v, other children get it: %#x", i, err, flags)
-			}
-		}
+		s := openPipes(t, withStdin)
 		pass := func(from, to *os.File, text string) {
 			t.Helper()
 			if _, err := from.WriteString(text); err != nil {
@@ -52,7 +28,9 @@ func TestPipes(t *testing.T) {
 		pass(s.Child[1], s.Stdout, "out")
 		pass(s.Child[2], s.Stderr, "err")
 		own := []*os.File{s.Stdout, s.Stderr}
-		if withStdin {
+		if (s.Stdin != nil) != withStdin {
+			t.Errorf("stdin %v, want one: %v", s.Stdin, withStdin)
+		} else if withStdin {
 			pass(s.Stdin, s.Child[0], "in")
 			own = append(own, s.Stdin)
 		}
@@ -62,6 +40,34 @@ func TestPipes(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestChildsPipes: the child's ends block, and other children do not get them.
+func TestChildsPipes(t *testing.T) {
+	for i, f := range openPipes(t, true).Child {
+		raw, err := f.SyscallConn() // not Fd, which makes a file block
+		if err != nil {
+			t.Fatal(err)
+		}
+		var status, flags int
+		err = raw.Control(func(fd uintptr) {
+			status, _ = unix.FcntlInt(fd, unix.F_GETFL, 0)
+			flags, _ = unix.FcntlInt(fd, unix.F_GETFD, 0)
+		})
+		if err != nil || status&unix.O_NONBLOCK != 0 || flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("file %d: %v, status %#x, flags %#x", i, err, status, flags)
+		}
+	}
+}
+
+func openPipes(t *testing.T, withStdin bool) *Stdio {
+	t.Helper()
+	s, err := OpenPipes(account.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}, withStdin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.CloseAll)
+	return s
 }
 
 // TestPipesWithoutRoom leaves nothing open when the process may open no more.
