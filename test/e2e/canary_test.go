@@ -170,24 +170,29 @@ func canaryLog(port int) string { return fmt.Sprintf("/tmp/canary-%d.log", port)
 // checkCanary queries a canary once and compares its state.
 func (s *server) checkCanary(c canary, id string, port int, before, when string) (answer string) {
 	s.t.Helper()
-	answer, err := s.visitCanary(id, port)
+	answer, err := s.askCanary(c, id, port, before)
 	if err != nil {
 		s.t.Fatalf("%s: %v\n%s", when, err, s.exec(id, "cat "+canaryLog(port)))
 	}
-	if err := c.compare(before, answer); err != nil {
-		s.t.Errorf("%s: %v", when, err)
+	return answer
+}
+
+// askCanary has a canary answer, compares that with an answer before, and waits until one that counts goes on. It may be called by any
+// goroutine.
+func (s *server) askCanary(c canary, id string, port int, before string) (answer string, err error) {
+	if answer, err = s.visitCanary(id, port); err != nil {
+		return "", err
 	}
-	if !c.grows {
-		return answer
+	if err := c.compare(before, answer); err != nil || !c.grows {
+		return answer, err
 	}
-	eventually.NoError(s.t, when+" it counts", func() error {
-		_, later, err := s.visit(id, port, "/")
+	return answer, within("it counts", func() error {
+		later, err := s.visitCanary(id, port)
 		if err == nil && later == answer {
 			err = errors.New(later)
 		}
 		return err
 	})
-	return answer
 }
 
 func (c canary) compare(before, after string) error {

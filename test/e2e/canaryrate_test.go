@@ -111,31 +111,12 @@ func (x *restored) restore(s *server, key string) error {
 		return err
 	}
 	for i, c := range x.canaries {
-		if err := x.ask(s, i); err != nil {
+		var err error
+		if x.answers[i], err = s.askCanary(c, x.id, witnessPort+i, x.answers[i]); err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
 	}
 	return nil
-}
-
-// ask has one canary answer, and compares that with its answer before the restore.
-func (x *restored) ask(s *server, i int) error {
-	port, before := witnessPort+i, x.answers[i]
-	answer, err := s.visitCanary(x.id, port)
-	if err != nil {
-		return err
-	}
-	x.answers[i] = answer
-	if err := x.canaries[i].compare(before, answer); err != nil || !x.canaries[i].grows {
-		return err
-	}
-	return within("it counts", func() error {
-		later, err := s.visitCanary(x.id, port)
-		if err == nil && later == answer {
-			err = errors.New(later)
-		}
-		return err
-	})
 }
 
 func (x *restored) call(s *server, key, verb string, body any) error {

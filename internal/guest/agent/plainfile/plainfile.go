@@ -5,10 +5,10 @@
 package plainfile
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,31 +23,32 @@ type File struct {
 func Open(path string) (*File, error) { return open(path, unix.O_RDONLY) }
 
 func open(path string, mode int) (*File, error) {
+	fd, err := uninterrupted(func() (int, error) { return unix.Open(path, mode|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) })
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return &File{fd, path}, nil
+}
+
+// uninterrupted repeats a system call that a signal has ended.
+func uninterrupted(call func() (int, error)) (int, error) {
 	for {
-		fd, err := unix.Open(path, mode|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-		if err == nil {
-			return &File{fd, path}, nil
-		}
-		if !errors.Is(err, unix.EINTR) {
-			return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		if n, err := call(); !errors.Is(err, unix.EINTR) {
+			return n, err
 		}
 	}
 }
 
 // Read implements io.Reader.
 func (f *File) Read(b []byte) (int, error) {
-	for {
-		n, err := unix.Read(f.fd, b)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return 0, &os.PathError{Op: "read", Path: f.path, Err: err}
-		case n == 0 && len(b) > 0:
-			return 0, io.EOF
-		}
-		return n, nil
+	n, err := uninterrupted(func() (int, error) { return unix.Read(f.fd, b) })
+	switch {
+	case err != nil:
+		return 0, &os.PathError{Op: "read", Path: f.path, Err: err}
+	case n == 0 && len(b) > 0:
+		return 0, io.EOF
 	}
+	return n, nil
 }
 
 // Close implements io.Closer.
@@ -60,19 +61,10 @@ func ReadFile(path string) (b []byte, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	b = make([]byte, 0, 4096)
-	for {
-		n, err := f.Read(b[len(b):cap(b)])
-		b = b[:len(b)+n]
-		switch {
-		case errors.Is(err, io.EOF):
-			return b, nil
-		case err != nil:
-			return b, err
-		case len(b) == cap(b):
-			b = slices.Grow(b, cap(b))
-		}
-	}
+	var content bytes.Buffer
+	content.Grow(4096)
+	_, err = content.ReadFrom(f)
+	return content.Bytes(), err
 }
 
 // Write writes to a file that exists, by one system call, as those of /proc require.
@@ -82,7 +74,7 @@ func Write(path string, b []byte) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	n, err := unix.Write(f.fd, b)
+	n, err := uninterrupted(func() (int, error) { return unix.Write(f.fd, b) })
 	if err == nil && n < len(b) {
 		err = io.ErrShortWrite
 	}

@@ -61,7 +61,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestNothingWaits: a pipe in the place of a file stops nobody.
+// TestNothingWaits: a pipe in the place of a file holds nothing up.
 func TestNothingWaits(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(path, 0o600); err != nil {

@@ -78,17 +78,15 @@ func relay(ctx context.Context, p *process, sub *subscriber, h http.Header, send
 		case <-ctx.Done():
 			return reply.ContextError(ctx)
 		}
-		if ev.GetEnd() != nil && p.timedOut.Load() {
-			return connect.NewError(connect.CodeDeadlineExceeded, context.DeadlineExceeded)
-		}
 		if ev.GetEnd() != nil {
+			if p.timedOut.Load() {
+				return connect.NewError(connect.CodeDeadlineExceeded, context.DeadlineExceeded)
+			}
 			reply.Last(ctx)
+			return send(ev)
 		}
 		if err := send(ev); err != nil {
 			return err
-		}
-		if ev.GetEnd() != nil {
-			return nil
 		}
 		keepalive.Reset(interval)
 	}

@@ -28,8 +28,8 @@ type Command struct {
 	Env   map[string]string
 	Dir   string
 	User  account.User
-	Files [3]*os.File
-	TTY   bool // the first file is a terminal to take control of
+	Files [3]*os.File // opened by package os, or blocking
+	TTY   bool        // the first file is a terminal to take control of
 }
 
 // Spawn starts a command in its own session.
@@ -42,7 +42,7 @@ func (r *Reaper) Spawn(c Command) (int, <-chan syscall.WaitStatus, error) {
 		Dir: c.Dir,
 		Env: envList(c.Env),
 		Files: []uintptr{
-			c.Files[0].Fd(), c.Files[1].Fd(), c.Files[2].Fd(), // which makes them block, as programs expect
+			c.Files[0].Fd(), c.Files[1].Fd(), c.Files[2].Fd(), // Fd makes what os opened block, as programs expect
 		},
 		Sys: &syscall.SysProcAttr{Setsid: true, Setctty: c.TTY},
 	}
