@@ -25,6 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/front"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
@@ -130,7 +131,7 @@ func TestServices(t *testing.T) {
 			"manager: manager, key uses; controllers: events, warm-ups, template builds, history, pools, claims; serve: idle, dashboard, gateway",
 	} {
 		d := wired(t, cmp.Or(strings.TrimSuffix(role, apart), config.RoleServer))
-		d.secure, d.acme, d.peers = &front.HTTP{}, &acme.Manager{}, &peers.Replica{}
+		d.secure, d.acme, d.peers, d.binder = &front.HTTP{}, &acme.Manager{}, &peers.Replica{}, &agentclient.Client{}
 		switch role {
 		case config.RoleServer, config.RoleNode:
 			d.machine = &machine.Machine{Supervisor: &supervisor.Supervisor{}}
