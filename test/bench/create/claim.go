@@ -112,6 +112,11 @@ func claimAtOnce(ctx context.Context, b *harness.Bench) error {
 	}
 	b.Report.Add("claim", "each of 100 claims at once, 100 real sandboxes", "ms", took)
 	b.Report.One("claim", "the last of 100 claims at once", "ms", took.At(1)).AtMost(burstBar)
+	claimed, err := claimWhileFilling(ctx, b, sandboxes)
+	if err != nil {
+		return err
+	}
+	sandboxes = append(sandboxes, claimed...)
 	if err := b.Server.Pool(ctx, harness.DefaultTemplate, 0); err != nil {
 		return err
 	}
@@ -121,6 +126,44 @@ func claimAtOnce(ctx context.Context, b *harness.Bench) error {
 		}
 	}
 	return b.Server.AwaitGone(ctx, "gvisor")
+}
+
+// claimWhileFilling measures what clients wait for while the pool gets members in place of a hundred that were claimed: claims, one
+// second after the other, and commands in the sandboxes that are in use.
+func claimWhileFilling(ctx context.Context, b *harness.Bench, used []harness.Sandbox) (claimed []harness.Sandbox, err error) {
+	var claims, outputs, commands report.Samples
+	for i := 0; ; i++ {
+		switch ready, err := b.Server.MembersReady(ctx); {
+		case err != nil:
+			return nil, err
+		case ready >= bigPool*9/10:
+			b.Report.Add("claim", "a claim a second while the pool is filled", "ms", claims)
+			b.Report.Add("claim", "until the first output of a command in it", "ms", outputs)
+			b.Report.Add("claim", "a command in a sandbox in use meanwhile", "ms", commands)
+			return claimed, nil
+		}
+		for range 5 {
+			began := time.Now()
+			if _, err := used[i%len(used)].Run(ctx, "/bin/echo", "here"); err != nil {
+				return nil, err
+			}
+			commands = append(commands, report.Millis(time.Since(began)))
+			if err := harness.Rest(ctx, 200*time.Millisecond); err != nil {
+				return nil, err
+			}
+		}
+		began := time.Now()
+		x, err := b.Server.Claim(ctx, client.CreateOptions{TemplateID: harness.DefaultTemplate, Timeout: time.Hour})
+		if err != nil {
+			return nil, err
+		}
+		claims, claimed = append(claims, report.Millis(time.Since(began))), append(claimed, x)
+		out, err := x.Run(ctx, "/bin/echo", "here")
+		if err != nil {
+			return nil, err
+		}
+		outputs = append(outputs, report.Millis(out.First.Sub(began)))
+	}
 }
 
 // claimWithoutNode runs the benchmark whose members are made ready by a stand-in for the node.
