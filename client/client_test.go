@@ -122,6 +122,17 @@ func TestEndlessPages(t *testing.T) {
 	}
 }
 
+// TestLists: a page that is no list, or a broken one, is the server's fault; null is a list without items.
+func TestLists(t *testing.T) {
+	for body, want := range map[string]int{`null`: 0, ` [ ] `: 0, `[{"sandboxID":"1"},{"sandboxID":"2"}]`: 2, `{"sandboxID":"1"}`: -1, `[{"sandboxID":"1"}`: -1, `[{"sandboxID":1}]`: -1, `[{},]`: -1, ``: -1} {
+		c := testClient(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, body) }), key)
+		got, err := c.List(t.Context(), ListOptions{})
+		if want < 0 && !errors.Is(err, errs.ErrUnavailable) || want >= 0 && (err != nil || len(got) != want || got == nil) {
+			t.Errorf("%q: %+v, %v", body, got, err)
+		}
+	}
+}
+
 func TestCalls(t *testing.T) {
 	f := &fake{}
 	c := testClient(t, f, key)

@@ -53,7 +53,7 @@ func Pages[T any](ctx context.Context, c *Client, path string, q url.Values, lim
 		q.Set("limit", strconv.Itoa(size))
 		return c.Send(ctx, http.MethodGet, path, q, nil)
 	}
-	for res, err := send(); ; { //nolint:bodyclose // Decode does
+	for res, err := send(); ; { //nolint:bodyclose // read does
 		if err != nil {
 			return nil, err
 		}
@@ -63,12 +63,11 @@ func Pages[T any](ctx context.Context, c *Client, path string, q url.Values, lim
 		var ahead sync.WaitGroup
 		var following *http.Response
 		if next != "" && !repeated && limit == 0 {
-			ahead.Go(func() { following, err = send() }) //nolint:bodyclose // Decode does
+			ahead.Go(func() { following, err = send() }) //nolint:bodyclose // read does
 		}
-		var page []T
-		decodeErr := Decode(res, path, &page)
+		decodeErr := read(res, path, func(body io.Reader) error { return appendItems(body, &all) })
 		ahead.Wait()
-		switch all = append(all, page...); {
+		switch {
 		case decodeErr != nil:
 			if following != nil {
 				_ = following.Body.Close()
@@ -79,7 +78,7 @@ func Pages[T any](ctx context.Context, c *Client, path string, q url.Values, lim
 		case repeated:
 			return nil, fmt.Errorf("list %s: the server repeats a page: %w", path, errs.ErrUnavailable)
 		case limit > 0: // a server may return fewer than were requested
-			following, err = send() //nolint:bodyclose // Decode does
+			following, err = send() //nolint:bodyclose // read does
 		}
 		res = following
 	}
@@ -102,11 +101,39 @@ func (c *Client) Call(ctx context.Context, method, path string, q url.Values, in
 
 // Decode reads the value of a response, unless out is nil, and closes its body. Errors name what was requested.
 func Decode(res *http.Response, what string, out any) error {
-	defer func() { _ = res.Body.Close() }()
-	if out != nil {
-		if err := json.NewDecoder(res.Body).Decode(out); err != nil {
-			return fmt.Errorf("decode response of %s: %w: %w", what, err, errs.ErrUnavailable)
+	return read(res, what, func(body io.Reader) error {
+		if out == nil {
+			return nil
 		}
+		return json.NewDecoder(body).Decode(out)
+	})
+}
+
+// appendItems reads a JSON list, or null, item by item. As one value it would be in memory whole, in a buffer that grows by copies.
+func appendItems[T any](list io.Reader, all *[]T) error {
+	d := json.NewDecoder(list)
+	begin, err := d.Token()
+	switch {
+	case err != nil || begin == nil:
+		return err
+	case begin != json.Delim('['):
+		return fmt.Errorf("%v in place of a list", begin)
+	}
+	for d.More() {
+		*all = append(*all, *new(T))
+		if err := d.Decode(&(*all)[len(*all)-1]); err != nil {
+			return err
+		}
+	}
+	_, err = d.Token()
+	return err
+}
+
+// read closes the body of a response when decode has read its value.
+func read(res *http.Response, what string, decode func(body io.Reader) error) error {
+	defer func() { _ = res.Body.Close() }()
+	if err := decode(res.Body); err != nil {
+		return fmt.Errorf("decode response of %s: %w: %w", what, err, errs.ErrUnavailable)
 	}
 	// The rest is read so that the connection can be reused.
 	if _, err := io.Copy(io.Discard, io.LimitReader(res.Body, 4096)); err != nil {

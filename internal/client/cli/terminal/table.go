@@ -2,6 +2,7 @@ package terminal
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"slices"
@@ -24,13 +25,12 @@ type Table struct {
 // NewTable returns a table with a header.
 func NewTable(header ...string) *Table { return &Table{rows: [][]string{header}} }
 
-// Add adds a row. Cells may have text of guests and tenants.
+// Add adds a row, and keeps its cells. They may have text of guests and tenants.
 func (t *Table) Add(cells ...string) {
-	row := make([]string, len(cells))
 	for i, cell := range cells {
-		row[i] = Plain(cell)
+		cells[i] = Plain(cell)
 	}
-	t.rows = append(t.rows, row)
+	t.rows = append(t.rows, cells)
 }
 
 // Write prints the table, many rows at once.
@@ -43,19 +43,20 @@ func (t *Table) Write(to io.Writer) {
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
+	var line []byte
 	for n, row := range t.rows {
-		var line strings.Builder
+		line = line[:0]
 		for i, cell := range row {
-			gap := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+3)
+			gap := widths[i] - utf8.RuneCountInString(cell) + 3
 			if t.Colour != nil && n > 0 {
 				cell = t.Colour(i, cell)
 			}
-			line.WriteString(cell)
+			line = append(line, cell...)
 			if i < len(row)-1 {
-				line.WriteString(gap)
+				line = append(line, strings.Repeat(" ", gap)...)
 			}
 		}
-		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+		_, _ = w.Write(append(bytes.TrimRight(line, " "), '\n'))
 	}
 }
 

@@ -32,13 +32,15 @@ const (
 	electionMillis = 50
 	// After snapshotCount writes etcd notes on disk that they are applied; a start applies all later ones again. It
 	// elects itself meanwhile, and panics if the log in memory was cut before an entry that raft has yet to count as
-	// applied. So the log keeps snapshotCatchUp entries, more than there can be of those.
-	snapshotCount   = 2000
-	snapshotCatchUp = 2 * snapshotCount
-	// A start reads all files of the log, also those that it does not apply. So etcd keeps maxLogs of them, by default five, and those
-	// that it needs. It begins a new file after logBytes, by default 64 MB: snapshotCount writes of sandboxes are less.
-	maxLogs  = 1
-	logBytes = 16 << 20
+	// applied. So the log keeps snapshotCatchUp entries, more than there can be of those: a snapshot waits for the writes that are
+	// applied at once, up to 512 KiB.
+	snapshotCount   = 500
+	snapshotCatchUp = 8 * snapshotCount
+	// A start reads all files of the log twice, also those that it does not apply. So etcd keeps maxLogs of them, by default five, and
+	// those that it needs. It begins a new file after logBytes, by default 64 MB: snapshotCount writes of sandboxes are less. With one
+	// log to keep it would report every half minute that it still needs another.
+	maxLogs  = 2
+	logBytes = 4 << 20
 	// startDefrag is how many MiB a start frees at least if it defragments etcd's file. All of the file counts as resident
 	// memory, as etcd maps it as a whole.
 	startDefrag = 16

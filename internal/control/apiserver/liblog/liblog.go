@@ -8,6 +8,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -55,10 +56,17 @@ func RouteKlog(log *slog.Logger) {
 	klogOnce.Do(func() { klog.SetSlogLogger(slog.New(Lower(log)).With("library", "kubernetes")) })
 }
 
+// Of entries with the same message in a second, as etcd writes hundreds of when it starts, the first few are written, and then one of many.
+const (
+	sameEntries = 10
+	oneOf       = 100
+)
+
 // NewZap returns a logger for etcd. After a fatal entry or a panic, hook is called.
 func NewZap(ctx context.Context, log *slog.Logger, hook zapcore.CheckWriteHook) *zap.Logger {
 	h := Lower(log).WithAttrs([]slog.Attr{slog.String("library", "etcd")})
-	return zap.New(zapSlog{h, context.WithoutCancel(ctx)}, zap.WithFatalHook(hook), zap.WithPanicHook(hook))
+	core := zapcore.NewSamplerWithOptions(zapSlog{h, context.WithoutCancel(ctx)}, time.Second, sameEntries, oneOf)
+	return zap.New(core, zap.WithFatalHook(hook), zap.WithPanicHook(hook))
 }
 
 // zapSlog is a zap core that writes to a slog handler.
