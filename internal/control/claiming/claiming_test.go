@@ -46,6 +46,10 @@ type fakeAPI struct {
 	written  []*agents.Sandbox
 	bound    []envd.InitRequest
 	woken    []string // members, with the write that followed
+	// Of the template: its warm-up, and the checkpoint of that.
+	warmUp        *agents.WarmUp
+	checkpoint    *barchan.Checkpoint
+	checkpointErr error
 	// Of the owner.
 	cold     bool
 	binds    bool
@@ -89,11 +93,20 @@ func (w *fakeAPI) CurrentTemplate(context.Context, types.NamespacedName) (*exten
 	}
 	t := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "t", UID: "t"}}
 	t.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "main", Image: w.revision}}
+	if w.warmUp != nil {
+		t.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: &agents.BarchanSpec{WarmUp: w.warmUp}}
+	}
 	return t, w.revision, nil
 }
 
-func (w *fakeAPI) Checkpoint(context.Context, types.NamespacedName) (*barchan.Checkpoint, error) {
-	return nil, errs.ErrNotFound
+func (w *fakeAPI) Checkpoint(_ context.Context, key types.NamespacedName) (*barchan.Checkpoint, error) {
+	if w.checkpointErr != nil {
+		return nil, w.checkpointErr
+	}
+	if w.checkpoint == nil || key != client.ObjectKeyFromObject(w.checkpoint) {
+		return nil, errs.ErrNotFound
+	}
+	return w.checkpoint, nil
 }
 
 func (w *fakeAPI) Namespace(context.Context, string) (*corev1.Namespace, error) {
@@ -312,6 +325,77 @@ func TestQuotaOfAClaim(t *testing.T) {
 	w.fails = nil
 	if _, err := w.begin().Create(ctx, true); err != nil {
 		t.Errorf("after the release: %v", err)
+	}
+}
+
+// TestReservationOfTheOwner: one that the owner has got is the claim's, which reserves nothing more and releases it.
+func TestReservationOfTheOwner(t *testing.T) {
+	w := newFakeAPI(t)
+	x := w.begin()
+	if err := x.Resolve(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	hold, err := w.quotas.Hold(t.Context(), quota.Request{Namespace: namespace, Size: x.Size()}) // all that there is
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.Use(hold)
+	if _, err := x.Create(t.Context(), true); err != nil {
+		t.Errorf("Create = %v; want the reservation to be used", err)
+	}
+	x.Release()
+	if _, err := w.begin().Create(t.Context(), true); err != nil {
+		t.Errorf("after the release: %v", err)
+	}
+}
+
+// TestStartFromTheWarmUp: a cold start takes the checkpoint of its template's warm-up, if there is one of that revision, unless
+// the owner takes none that others have warmed.
+func TestStartFromTheWarmUp(t *testing.T) {
+	ready := func(revision string) *barchan.Checkpoint {
+		t := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "t", UID: "t"}}
+		c := pool.NewWarmCheckpoint(t, revision, namespace, nil)
+		c.Name = pool.WarmName("t", "r1")
+		c.Status = barchan.CheckpointStatus{Phase: barchan.CheckpointReady, Content: barchan.ContentMemoryAndFiles}
+		return c
+	}
+	unreadable := errors.New("the cache has stopped")
+	for name, c := range map[string]struct {
+		checkpoint *barchan.Checkpoint
+		err        error // of its read
+		noWarmUp   bool
+		asked      bool // for it
+		cold       bool // the owner takes no warmed one
+		restores   bool
+	}{
+		"its checkpoint":                {checkpoint: ready("r1"), asked: true, restores: true},
+		"none is ready yet":             {asked: true},
+		"that of another revision":      {checkpoint: ready("r2"), asked: true},
+		"the template has no warm-up":   {checkpoint: ready("r1"), asked: true, noWarmUp: true},
+		"a start without it":            {checkpoint: ready("r1")},
+		"an owner that takes none":      {checkpoint: ready("r1"), asked: true, cold: true},
+		"a checkpoint that is not read": {err: unreadable, asked: true},
+	} {
+		w := newFakeAPI(t)
+		w.checkpoint, w.checkpointErr, w.cold = c.checkpoint, c.err, c.cold
+		if !c.noWarmUp {
+			w.warmUp = &agents.WarmUp{Command: []string{"true"}}
+		}
+		s, err := w.begin().Create(t.Context(), c.asked)
+		if c.err != nil {
+			if !errors.Is(err, c.err) || len(w.written) != 0 {
+				t.Errorf("%s: Create = %v, %v, and %d writes; want the error alone", name, s, err, len(w.written))
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		restore := w.written[0].Spec.Barchan != nil && w.written[0].Spec.Barchan.Restore != nil
+		if restore != c.restores || restore && w.written[0].Spec.Barchan.Restore.CheckpointName != c.checkpoint.Name {
+			t.Errorf("%s: the sandbox is %+v", name, w.written[0].Spec.Barchan)
+		}
 	}
 }
 
