@@ -89,19 +89,19 @@ const (
 // Paint colours a text.
 func Paint(colour, text string) string { return "\x1b[" + colour + "m" + text + "\x1b[0m" }
 
-// Age formats a duration in at most two units.
+// Age formats a duration in one unit, rounded down.
 func Age(d time.Duration) string {
 	switch {
 	case d < 0:
 		return "0s"
 	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
+		return strconv.Itoa(int(d.Seconds())) + "s"
 	case d < 2*time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
+		return strconv.Itoa(int(d.Minutes())) + "m"
 	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
+		return strconv.Itoa(int(d.Hours())) + "h"
 	default:
-		return fmt.Sprintf("%dd", int(d.Hours())/24)
+		return strconv.Itoa(int(d.Hours())/24) + "d"
 	}
 }
 
@@ -124,7 +124,7 @@ func Until(t time.Time) string {
 // Size formats a number of bytes in a binary unit.
 func Size(n int64) string {
 	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
+		return strconv.FormatInt(n, 10) + " B"
 	}
 	value, unit := float64(n)/1024, "KiB"
 	for _, next := range []string{"MiB", "GiB", "TiB"} {
@@ -133,7 +133,7 @@ func Size(n int64) string {
 		}
 		value, unit = value/1024, next
 	}
-	return fmt.Sprintf("%.1f %s", value, unit)
+	return strconv.FormatFloat(value, 'f', 1, 64) + " " + unit
 }
 
 // Pairs formats a map in the order of its keys.
