@@ -87,6 +87,7 @@ func New(cfg Config) (*Runtime, error) {
 	if cfg.Binary, err = filepath.Abs(binary); err != nil {
 		return nil, fmt.Errorf("runtime %s: %w", cfg.Class, err)
 	}
+	useStarter()
 	return &Runtime{cfg: cfg, args: append(flags(cfg.Class), cfg.ExtraArgs...)}, nil
 }
 
