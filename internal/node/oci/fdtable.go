@@ -13,7 +13,7 @@ import (
 // lastDescriptor is a descriptor that a runtime has open, beside all that it uses. The kernel makes the table of descriptors of a
 // process as large as the greatest one that its parent has open. So the sentry begins with a table of 256, in which it puts its
 // output at 253 to 255. To enlarge that of a process with several threads, the kernel waits for a grace period of RCU on all
-// processors: 10 to 15 ms, or 1.7 with /sys/kernel/rcu_expedited. Upstream's releases start the sentry by a program in C for this
+// processors: 7 to 16 ms, or up to 2 with /sys/kernel/rcu_expedited. Upstream's releases start the sentry by a program in C for this
 // (google/gvisor#14056), which the Go module does not have.
 const lastDescriptor = 252
 
