@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
@@ -150,9 +149,7 @@ func (b *testSandbox) gap(t testing.TB, f func()) (longest time.Duration) {
 func (l *testHost) pss(t testing.TB, boxes []*testSandbox) (sum float64) {
 	t.Helper()
 	for _, b := range boxes {
-		pids, err := cgroups.Processes(b.spec.CgroupsPath)
-		must(t, err)
-		for _, pid := range pids {
+		for _, pid := range b.processes(t) {
 			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 			if err != nil {
 				continue // exited

@@ -1,10 +1,8 @@
 package oci
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"sync"
 
 	"github.com/containerd/go-runc"
@@ -18,26 +16,16 @@ import (
 const lastDescriptor = 252
 
 // starter starts the commands of runtimes. Its methods are those of go-runc's monitor otherwise.
-type starter struct {
-	runc.ProcessMonitor
-	// last is what lastDescriptor is.
-	last func() (*os.File, error)
-}
+type starter struct{ runc.ProcessMonitor }
 
 // useStarter has all runtimes of this process use a starter.
-var useStarter = sync.OnceFunc(func() {
-	runc.Monitor = starter{runc.Monitor, sync.OnceValues(func() (*os.File, error) { return os.Open(os.DevNull) })}
-})
+var useStarter = sync.OnceFunc(func() { runc.Monitor = starter{runc.Monitor} })
 
-// StartLocked starts a command. Those that start a sandbox have lastDescriptor, and pass it on to no process.
+// StartLocked starts a command. Those with a Console start a sandbox: they have lastDescriptor, and pass it on to no process.
 func (s starter) StartLocked(cmd *exec.Cmd) (chan runc.Exit, error) {
-	if slices.Contains(cmd.Args, "run") || slices.Contains(cmd.Args, "restore") {
-		last, err := s.last()
-		if err != nil {
-			return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
-		}
+	if null, ok := cmd.Stdin.(*os.File); ok {
 		cmd.ExtraFiles = make([]*os.File, lastDescriptor-2) // the first is 3; those that are nil are closed
-		cmd.ExtraFiles[len(cmd.ExtraFiles)-1] = last
+		cmd.ExtraFiles[len(cmd.ExtraFiles)-1] = null
 	}
 	return s.ProcessMonitor.StartLocked(cmd)
 }

@@ -7,8 +7,6 @@ import (
 	"testing"
 
 	"github.com/containerd/go-runc"
-
-	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 )
 
 // TestTableOfDescriptors: the sentry that a runtime starts begins with a table that has room for its output, and no process of the
@@ -17,12 +15,7 @@ func TestTableOfDescriptors(t *testing.T) {
 	l := newTestHost(t)
 	first := l.newSandbox(t).run(t)
 	restored := first.copyOf(t).restore(t, first.checkpoint(t, CheckpointOptions{}), RestoreOptions{})
-	pids, err := cgroups.Processes(restored.spec.CgroupsPath)
-	must(t, err)
-	if len(pids) < 2 {
-		t.Fatalf("processes %v, want a sentry and a gofer at least", pids)
-	}
-	for _, pid := range pids {
+	for _, pid := range restored.processes(t) {
 		if _, err := os.Readlink(filepath.Join("/proc", fmt.Sprint(pid), "fd", fmt.Sprint(lastDescriptor))); !os.IsNotExist(err) {
 			t.Errorf("process %d has descriptor %d: %v", pid, lastDescriptor, err)
 		}

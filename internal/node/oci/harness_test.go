@@ -191,6 +191,17 @@ func (b *testSandbox) restore(t testing.TB, image string, o RestoreOptions) *tes
 	return b
 }
 
+// processes returns the processes of the sandbox on the host: its sentry and gofer at least.
+func (b *testSandbox) processes(t testing.TB) []int {
+	t.Helper()
+	pids, err := cgroups.Processes(b.spec.CgroupsPath)
+	must(t, err)
+	if len(pids) < 2 {
+		t.Fatalf("processes %v, want a sentry and a gofer at least", pids)
+	}
+	return pids
+}
+
 // within calls f on a thread in the hub's network namespace.
 func (l *testHost) within(f func() error) error {
 	ended := make(chan error)

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -61,12 +60,7 @@ func TestFiltersArePrecompiled(t *testing.T) {
 // and do not clear their ambient ones.
 func TestNoNewPrivileges(t *testing.T) {
 	b := newTestHost(t).newSandbox(t).run(t)
-	pids, err := cgroups.Processes(b.spec.CgroupsPath)
-	must(t, err)
-	if len(pids) < 2 {
-		t.Fatalf("processes %v, want a sentry and a gofer at least", pids)
-	}
-	for _, pid := range pids {
+	for _, pid := range b.processes(t) {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 		must(t, err)
 		for _, thread := range threads {
@@ -188,9 +182,7 @@ func TestSyscallTablesAreBuiltLate(t *testing.T) {
 func TestFewPageReaders(t *testing.T) {
 	first := newTestHost(t).newSandbox(t).run(t)
 	threads := func(b *testSandbox) (n int) {
-		pids, err := cgroups.Processes(b.spec.CgroupsPath)
-		must(t, err)
-		for _, pid := range pids {
+		for _, pid := range b.processes(t) {
 			all, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 			must(t, err)
 			n += len(all)

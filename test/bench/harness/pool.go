@@ -64,20 +64,11 @@ func (s *Server) ClaimInARow(ctx context.Context, o client.CreateOptions, argv .
 	}
 	var claimed []Sandbox
 	for range row {
-		began := time.Now()
-		x, err := s.Claim(ctx, o)
+		x, claim, output, err := s.ClaimAndRun(ctx, o, argv...)
 		if err != nil {
 			return nil, nil, err
 		}
-		claims = append(claims, report.Millis(time.Since(began)))
-		out, err := x.Run(ctx, argv...)
-		if err != nil {
-			return nil, nil, err
-		}
-		if out.Text == "" {
-			return nil, nil, fmt.Errorf("%v in a sandbox of %s printed nothing", argv, o.TemplateID)
-		}
-		outputs = append(outputs, report.Millis(out.First.Sub(began)))
+		claims, outputs = append(claims, claim), append(outputs, output)
 		claimed = append(claimed, x)
 	}
 	for _, x := range claimed {
@@ -86,4 +77,19 @@ func (s *Server) ClaimInARow(ctx context.Context, o client.CreateOptions, argv .
 		}
 	}
 	return claims, outputs, nil
+}
+
+// ClaimAndRun claims a sandbox and runs a command in it. It returns what the claim took, and how long it was until the command's
+// output, in milliseconds.
+func (s *Server) ClaimAndRun(ctx context.Context, o client.CreateOptions, argv ...string) (x Sandbox, claim, output float64, err error) {
+	began := time.Now()
+	if x, err = s.Claim(ctx, o); err != nil {
+		return x, 0, 0, err
+	}
+	claim = report.Millis(time.Since(began))
+	out, err := x.Run(ctx, argv...)
+	if err == nil && out.Text == "" {
+		err = fmt.Errorf("%v in a sandbox of %s printed nothing", argv, o.TemplateID)
+	}
+	return x, claim, report.Millis(out.First.Sub(began)), err
 }

@@ -32,8 +32,8 @@ const (
 	electionMillis = 50
 	// After snapshotCount writes etcd notes on disk that they are applied; a start applies all later ones again. It
 	// elects itself meanwhile, and panics if the log in memory was cut before an entry that raft has yet to count as
-	// applied. So the log keeps snapshotCatchUp entries, more than there can be of those: a snapshot waits for the writes that are
-	// applied at once, up to 512 KiB.
+	// applied. So the log keeps snapshotCatchUp entries, more than there can be of those: a snapshot comes after all writes that
+	// are applied together, one of each writer.
 	snapshotCount   = 500
 	snapshotCatchUp = 8 * snapshotCount
 	// A start reads all files of the log twice, also those that it does not apply. So etcd keeps maxLogs of them, by default five, and
