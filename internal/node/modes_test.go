@@ -27,9 +27,9 @@ import (
 // is no way back to the memory.
 var (
 	shelveSteps  = []string{"sync", "flush", "decided", "stop", "unmount", "detach", "discard", "stored"}
-	anewSteps    = []string{"network", "mount", "readdress", "start", "agent", "sidecars", "running"}
+	anewSteps    = []string{"network", "mount", "readdress", "start", "agent", "sidecars", "limit", "running"}
 	deleteSteps  = append(slices.Clone(shelveSteps), "released")
-	createSteps  = []string{"address", "network", "snapshot", "mount", "bundle", "sidecar_files", "record", "start", "agent", "sidecars", "hold", "running"}
+	createSteps  = []string{"address", "network", "snapshot", "mount", "bundle", "sidecar_files", "record", "start", "agent", "sidecars", "limit", "hold", "running"}
 	givingUpMade = []string{"decided", "stop", "unmount", "detach", "discard", "stored"}
 )
 

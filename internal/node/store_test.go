@@ -37,7 +37,7 @@ import (
 // What is done on the way to disk and back. After "keep" and "running" the journal was written.
 var (
 	storeSteps = []string{"checkpoint", "flush", "keep", "stop", "unmount", "detach", "discard", "stored"}
-	wakeSteps  = []string{"verify", "network", "mount", "tell", "restore", "agent", "running"}
+	wakeSteps  = []string{"verify", "network", "mount", "tell", "restore", "agent", "limit", "running"}
 )
 
 // atOnce has frozen sandboxes moved to disk without delay.

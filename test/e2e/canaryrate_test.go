@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,7 +33,7 @@ func TestCanaryRestores(t *testing.T) {
 	s.set("BARCHAN_QUOTA_CREATES", "0")
 	s.start()
 	s.must("image", "build", "base")
-	s.apply(runtimeTemplate("roomy", "gvisor", "1536Mi"))
+	s.apply(strings.Replace(runtimeTemplate("roomy", "gvisor", "1536Mi"), "cpu: 500m", "cpu: 2", 1))
 	all := canaries(t)
 	live := []*restored{s.hatchAll(all), s.hatchAll(all)}
 	end, ok := t.Deadline()

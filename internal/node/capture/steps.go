@@ -202,7 +202,7 @@ func (p *work) keepFiles(ctx context.Context) error {
 // withMemory keeps memory and files of a source with processes, running or frozen.
 func (p *work) withMemory(ctx context.Context) error {
 	return p.whilePaused(ctx, func(runtime *oci.Runtime) error {
-		img, err := runtime.Checkpoint(ctx, p.ID(), p.m.cfg.Checkpoints.MemoryDir(p.c.Ref.UID), oci.CheckpointOptions{
+		img, err := p.Checkpoint(ctx, runtime, p.m.cfg.Checkpoints.MemoryDir(p.c.Ref.UID), oci.CheckpointOptions{
 			LeaveRunning: true, Written: p.copy, Digest: true,
 		})
 		if err != nil {
@@ -254,7 +254,7 @@ func (p *work) frozenFiles(ctx context.Context) error {
 		return err
 	}
 	memory := p.m.cfg.Checkpoints.MemoryDir(p.c.Ref.UID)
-	if _, err := runtime.Checkpoint(ctx, p.ID(), memory, oci.CheckpointOptions{Written: p.copy}); err != nil {
+	if _, err := p.Checkpoint(ctx, runtime, memory, oci.CheckpointOptions{Written: p.copy}); err != nil {
 		return err
 	}
 	return memimage.Remove(memory)

@@ -51,6 +51,17 @@ func TestSpecIsolates(t *testing.T) {
 	}
 }
 
+// A sandbox with a low limit starts with a processor. A limit that is higher holds from the start.
+func TestCPUOfStarts(t *testing.T) {
+	for milli, quota := range map[int64]int64{1: 100_000, 250: 100_000, 1000: 100_000, 1500: 150_000} {
+		s := sandboxOf(GVisor)
+		s.Limits.MilliCPU = milli
+		if got := *Spec(s).Linux.Resources.CPU.Quota; got != quota {
+			t.Errorf("%d thousandths of a processor: a start has %d of 100,000 us, want %d", milli, got, quota)
+		}
+	}
+}
+
 func bounded(t *testing.T, r *specs.LinuxResources, pids int64) {
 	t.Helper()
 	if *r.Memory.Limit != 512<<20 || *r.Pids.Limit != pids || *r.CPU.Quota != 150_000 || *r.CPU.Period != 100_000 {

@@ -252,17 +252,34 @@ func hostPids(within int64) int64 { return 4*within + 256 }
 // Weight is the share of contended processors, in the unit of cpu.shares.
 func (l Limits) Weight() uint64 { return uint64(max(2, cmp.Or(l.CPUShares, l.MilliCPU)*1024/1000)) }
 
+// startMilliCPU is what a sandbox may use at least while its runtime starts it or saves its memory. gVisor's start needs about 0.1 s of a
+// processor, which a limit of 100m would make a second.
+const startMilliCPU = 1000
+
+// starting is the CPU limit of a start, in thousandths of a processor.
+func (l Limits) starting() int64 { return max(l.MilliCPU, startMilliCPU) }
+
+// RaiseCPU lets a sandbox use a processor although its limit is lower, for work of the runtime while its programs do not run. A new one may,
+// until LimitCPU.
+func (l Limits) RaiseCPU(cgroup string) error { return l.setCPU(cgroup, l.starting()) }
+
+// LimitCPU applies the CPU limit to a sandbox that was started, or that [Limits.RaiseCPU] has raised. A missing cgroup is no error.
+func (l Limits) LimitCPU(cgroup string) error { return l.setCPU(cgroup, l.MilliCPU) }
+
+func (l Limits) setCPU(cgroup string, milliCPU int64) error {
+	if l.starting() == l.MilliCPU {
+		return nil // it never has another limit
+	}
+	return cgroups.LimitCPU(cgroup, milliCPU)
+}
+
 func resources(c Class, l Limits) *specs.LinuxResources {
-	const period = uint64(100_000) // microseconds
-	weight := l.Weight()
-	quota := max(1000, l.MilliCPU*int64(period)/1000)
-	p := period
-	pids := l.Pids
+	weight, quota, period, pids := l.Weight(), cgroups.CPUQuota(l.starting()), uint64(cgroups.CPUPeriod), l.Pids
 	if c == GVisor {
 		pids = hostPids(pids)
 	}
 	r := &specs.LinuxResources{
-		CPU:    &specs.LinuxCPU{Quota: &quota, Period: &p, Shares: &weight},
+		CPU:    &specs.LinuxCPU{Quota: &quota, Period: &period, Shares: &weight},
 		Memory: &specs.LinuxMemory{Limit: &l.Memory},
 		Pids:   &specs.LinuxPids{Limit: &pids},
 		// The runtimes create devices in the sandbox's own /dev; no others are allowed.

@@ -114,6 +114,9 @@ func (w *Operation) awaitEnd(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := w.LimitCPU(ctx); err != nil {
+		return err
+	}
 	for {
 		state, err := agent.AwaitEntrypoint(ctx)
 		if err == nil {

@@ -39,12 +39,26 @@ func (w *Operation) checkpoint(ctx context.Context) error {
 	if err := w.host.checkMemorySpace(w.Row); err != nil {
 		return err
 	}
-	img, err := runtime.Checkpoint(ctx, w.ID(), w.host.MemoryDir(w.ID()), oci.CheckpointOptions{})
+	img, err := w.Checkpoint(ctx, runtime, w.host.MemoryDir(w.ID()), oci.CheckpointOptions{})
 	if err != nil {
 		return errs.Retryable(err)
 	}
 	w.Row.Memory = &journal.Memory{Build: img.Build, Size: img.Size(), Created: img.Created}
 	return nil
+}
+
+// Checkpoint writes the memory of a sandbox to a directory ([oci.Runtime.Checkpoint]). Meanwhile its programs do not run, and its kernel
+// may use more than their CPU limit. After a crash an adoption applies the limit.
+func (w *Operation) Checkpoint(ctx context.Context, runtime *oci.Runtime, dir string, o oci.CheckpointOptions) (memimage.Image, error) {
+	limits, cgroup := w.Row.Plan.Limits, w.host.Cgroup(w.ID())
+	if err := limits.RaiseCPU(cgroup); err != nil {
+		return memimage.Image{}, errs.Retryable(err)
+	}
+	img, err := runtime.Checkpoint(ctx, w.ID(), dir, o)
+	if errors.Is(err, ErrCrash) {
+		return img, err
+	}
+	return img, errors.Join(err, errs.Retryable(limits.LimitCPU(cgroup)))
 }
 
 // RemoveMemory removes the stored memory; a missing one is no error.
@@ -157,7 +171,7 @@ func (w *Operation) restore(ctx context.Context) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	return w.doAll(ctx, []step{{name: "tell", do: w.writeNewAddress}, {name: "restore", do: w.load}, {name: "agent", do: w.awaitRestored}})
+	return w.doAll(ctx, []step{{name: "tell", do: w.writeNewAddress}, {name: "restore", do: w.load}, {name: "agent", do: w.awaitRestored}, {name: "limit", do: w.LimitCPU}})
 }
 
 func (w *Operation) closeConsole() {

@@ -95,6 +95,7 @@ func (w *Operation) steps() map[string]step {
 		{"start", w.startOrRestore, w.Kill},
 		{"agent", w.awaitNewAgent, noop},
 		{"sidecars", w.startSidecars, noop},
+		{"limit", w.LimitCPU, noop},
 		{"warmup", w.warmUp, noop},
 		{"hold", w.holdAddress, noop},
 	} {
@@ -113,7 +114,7 @@ func stages() [][][]string {
 		{{"bundle", "sidecar_files"}, {"record"}},
 		{{"init"}},
 		{{"start"}},
-		{{"agent", "sidecars", "warmup"}, {"hold"}},
+		{{"agent", "sidecars", "limit", "warmup"}, {"hold"}},
 	}
 }
 
@@ -370,6 +371,11 @@ func (w *Operation) start(ctx context.Context) (err error) {
 	}
 	w.Row.StartedAt = time.Now()
 	return nil
+}
+
+// LimitCPU applies the CPU limit of a sandbox, of which its start may use more.
+func (w *Operation) LimitCPU(context.Context) error {
+	return errs.Retryable(w.Row.Plan.Limits.LimitCPU(w.host.Cgroup(w.ID())))
 }
 
 // Kill ends the container, and leftovers of an interrupted runtime.

@@ -138,6 +138,7 @@ func (w *Operation) restartFromFiles(ctx context.Context) error {
 		{name: "start", do: w.start},
 		{name: "agent", do: w.awaitAgent},
 		{name: "sidecars", do: w.restartSidecars},
+		{name: "limit", do: w.LimitCPU},
 	})
 }
 

@@ -222,11 +222,14 @@ func (rc *Recovery) takeOver(ctx context.Context, u *registry.Handle, r *journal
 		rc.cfg.Supervisor.Died(ctx, u, r, rc.cfg.Supervisor.WhyDied(r, "it ended while the server was down"))
 		return
 	}
+	work := rc.cfg.Host.Operation(r)
+	if err := work.LimitCPU(ctx); err != nil { // while its memory was being saved, it had more
+		rc.cfg.Log.WarnContext(ctx, "CPU limit of a sandbox not applied", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
+	}
 	if r.Stage == journal.Capturing {
 		r = rc.cfg.Maker.Recover(ctx, u, r)
 	}
 	rc.cfg.Supervisor.Watch(u, r)
-	work := rc.cfg.Host.Operation(r)
 	if err := rc.cfg.Network.Adopt(ctx, work.Endpoint()); err != nil {
 		rc.cfg.Log.WarnContext(ctx, "network of a sandbox not adopted", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}

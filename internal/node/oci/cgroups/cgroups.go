@@ -1,5 +1,5 @@
-// Package cgroups reads, empties and removes sandboxes' cgroups, of version 1 and 2. It creates none
-// and sets no limits: the runtimes do. Paths are relative to the mount point.
+// Package cgroups reads, empties and removes sandboxes' cgroups, of version 1 and 2, and changes what they may use of the
+// processors. The runtimes create them, with their limits. Paths are relative to the mount point.
 //
 // It has no locks; moving is a semaphore that callers never wait for.
 package cgroups

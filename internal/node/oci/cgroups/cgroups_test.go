@@ -117,6 +117,25 @@ func TestLowestCPU(t *testing.T) {
 	}
 }
 
+func TestLimitCPU(t *testing.T) {
+	path := fmt.Sprintf("/barchan-test-quota-%d", os.Getpid())
+	must(t, LimitCPU(path, 100)) // it has ended meanwhile
+	if unified() {
+		t.Skip("SKIPPED: sandboxes' tests have it")
+	}
+	dir := filepath.Join(root, "cpu", path)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Skipf("SKIPPED: %v", err)
+	}
+	t.Cleanup(func() { must(t, Remove(path)) })
+	for milliCPU, quota := range map[int64]uint64{1: 1000, 250: 25_000, 1000: 100_000, 2500: 250_000} {
+		must(t, LimitCPU(path, milliCPU))
+		if got, err := readNumber(filepath.Join(dir, "cpu.cfs_quota_us")); got != quota || err != nil {
+			t.Errorf("%d thousandths of a processor are %d us of 100 ms, %v; want %d", milliCPU, got, err, quota)
+		}
+	}
+}
+
 func TestWeightOfShares(t *testing.T) {
 	for shares, want := range map[uint64]uint64{0: 1, 2: 1, 1024: 39, 262144: 10000, 1 << 30: 10000} {
 		if got := weightOfShares(shares); got != want {

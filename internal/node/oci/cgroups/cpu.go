@@ -56,6 +56,24 @@ func SetLowestCPU(cgroupsPath string, lowest bool, weight uint64) error {
 	return write("cpu.shares", strconv.FormatUint(weight, 10))
 }
 
+// CPUPeriod is the time in microseconds of which a cgroup with a CPU limit may use a part, its quota.
+const CPUPeriod = 100_000
+
+// CPUQuota is the part of [CPUPeriod] that a limit in thousandths of a processor allows: no less than the kernel's least, 1 ms.
+func CPUQuota(milliCPU int64) int64 { return max(1000, milliCPU*CPUPeriod/1000) }
+
+// LimitCPU has a cgroup use at most as many thousandths of a processor. A missing cgroup is no error.
+func LimitCPU(cgroupsPath string, milliCPU int64) error {
+	file, value := "cpu.cfs_quota_us", strconv.FormatInt(CPUQuota(milliCPU), 10)
+	if unified() {
+		file, value = "cpu.max", fmt.Sprintf("%s %d", value, CPUPeriod)
+	}
+	if err := ignoreMissing(WriteFile(filepath.Join(controllerDir("cpu", cgroupsPath), file), value)); err != nil {
+		return fmt.Errorf("CPU limit of %s: %w", cgroupsPath, err)
+	}
+	return nil
+}
+
 const cpusFile = "cpuset.cpus"
 
 // Processors returns the processors that the cgroup has which the one of that path is in.
