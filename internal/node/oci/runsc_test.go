@@ -111,6 +111,28 @@ func TestGarbageIsCollectedAfterStart(t *testing.T) {
 	check("restore")
 }
 
+// A checkpoint reads no page that a sandbox has not written, and what it has written is restored. A page that was read and is zero is
+// given back, with those beside it.
+func TestHolesAreNotRead(t *testing.T) {
+	const mebi, written = 256, 256 << 20 / (300 * 4096)
+	l := newTestHost(t)
+	logs := l.writeLogs(t)
+	first := l.newSandbox(t).run(t)
+	first.expect(t, fmt.Sprintf("sparse %d", mebi), "ok")
+	first.copyOf(t).restore(t, first.checkpoint(t, CheckpointOptions{}), RestoreOptions{}).expect(t, "spared", strconv.Itoa(mebi<<20))
+	text, err := os.ReadFile(logs + "boot")
+	must(t, err)
+	saves, given := regexp.MustCompile(`decommitted in (\d+) syscalls`).FindAllStringSubmatch(string(text), -1), 0
+	for _, m := range saves {
+		n, err := strconv.Atoi(m[1])
+		must(t, err)
+		given += n
+	}
+	if len(saves) == 0 || given >= written {
+		t.Errorf("%d scans gave back pages %d times, with holes between %d: is runsc the one that `make runtimes` builds?", len(saves), given, written)
+	}
+}
+
 // The log of a restore that someone reads has what is left out of one that is discarded.
 func TestLogsAreWhole(t *testing.T) {
 	l := newTestHost(t)

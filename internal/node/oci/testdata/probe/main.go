@@ -61,12 +61,24 @@ func serve(c net.Conn, answers map[string]func(string) string) {
 	}
 }
 
+// sparsely is the distance of pages that are there, in memory where few are.
+const sparsely = 300 * 4096
+
+// sparseByte is a byte of that memory. Of ten pages that are there, one is zero.
+func sparseByte(i int) byte {
+	if i%(10*sparsely) == 0 || i%sparsely != 0 {
+		return 0
+	}
+	return byte(i/sparsely) | 1
+}
+
 // open counts connections that have not ended here.
 var open atomic.Int64
 
 func setUp() map[string]func(string) string {
 	var counter atomic.Int64
 	var hold, zeros [][]byte
+	var sparse []byte
 	random := make([]byte, 16)
 	_, _ = rand.Read(random)
 	return map[string]func(string) string{
@@ -112,6 +124,22 @@ func setUp() map[string]func(string) string {
 				}
 			}
 			return fmt.Sprintf("%d %d", len(hold), bad)
+		},
+		"sparse": func(mebi string) string {
+			n, _ := strconv.Atoi(mebi)
+			sparse = make([]byte, n<<20)
+			for i := 0; i < len(sparse); i += sparsely {
+				sparse[i] = sparseByte(i)
+			}
+			return "ok"
+		},
+		"spared": func(string) string {
+			for i, b := range sparse {
+				if want := sparseByte(i); b != want {
+					return fmt.Sprintf("%d at %d, want %d", b, i, want)
+				}
+			}
+			return fmt.Sprint(len(sparse))
 		},
 		"write": func(rest string) string {
 			path, body, _ := strings.Cut(rest, " ")
