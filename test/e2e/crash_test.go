@@ -54,7 +54,7 @@ func matrix() (all []crash) {
 		then string
 	}{
 		{op: cold, at: `create/written sandbox/seen sandbox/driven sandbox/status
-			row/making node/address node/network node/snapshot disk/made node/mount node/bundle node/record node/start node/agent node/hold row/live
+			row/making node/address node/network node/snapshot disk/made node/mount node/bundle node/record node/start node/agent node/limit node/hold row/live
 			sandbox/driven:2 sandbox/status:2 create/timed create/routed`},
 		{op: prepared, at: "node/init_started node/init node/sidecar_files node/start node/sidecars"},
 		{op: prepared, at: "node/sidecars", then: "undo/start undo/sidecar_files"},
@@ -66,9 +66,9 @@ func matrix() (all []crash) {
 		{op: freeze, at: "pause/written row/pausing node/frozen row/paused sandbox/driven sandbox/status"},
 		{op: store, at: "node/checkpoint node/flush row/storing node/keep node/stop node/unmount node/detach row/stored node/stored"},
 		{op: thaw, at: "connect/written row/resuming node/thawed row/live sandbox/driven sandbox/status"},
-		{op: wake, at: `connect/written row/waking node/network node/mount node/projected node/restore node/agent row/live node/running node/forgotten
+		{op: wake, at: `connect/written row/waking node/network node/mount node/projected node/restore node/agent node/limit row/live node/running node/forgotten
 			sandbox/driven sandbox/status`},
-		{op: restart, at: "row/restarting node/network node/start node/agent row/live"},
+		{op: restart, at: "row/restarting node/network node/start node/agent node/limit row/live"},
 		{op: finish, at: "row/ended sandbox/driven sandbox/status"},
 		{op: kill, at: `delete/written row/removing undo/start undo/record undo/mount undo/bundle undo/snapshot undo/network undo/address
 			row/gone sandbox/removed sandbox/released`},

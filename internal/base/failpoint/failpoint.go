@@ -60,7 +60,7 @@ var names = []string{
 	"disk/made",
 
 	// A step of the node is done.
-	"node/address", "node/network", "node/snapshot", "node/mount", "node/bundle", "node/sidecar_files", "node/record", "node/init_started", "node/init", "node/projected", "node/start", "node/agent", "node/sidecars", "node/hold",
+	"node/address", "node/network", "node/snapshot", "node/mount", "node/bundle", "node/sidecar_files", "node/record", "node/init_started", "node/init", "node/projected", "node/start", "node/agent", "node/sidecars", "node/limit", "node/hold",
 	"node/checkpoint", "node/flush", "node/keep", "node/stop", "node/unmount", "node/detach", "node/stored",
 	"node/restore", "node/running", "node/forgotten", "node/frozen", "node/thawed",
 	"node/bind_config", "node/bind_agent",
