@@ -50,15 +50,14 @@ func (w *Operation) checkpoint(ctx context.Context) error {
 // Checkpoint writes the memory of a sandbox to a directory ([oci.Runtime.Checkpoint]). Meanwhile its programs do not run, and its kernel
 // may use more than their CPU limit. After a crash an adoption applies the limit.
 func (w *Operation) Checkpoint(ctx context.Context, runtime *oci.Runtime, dir string, o oci.CheckpointOptions) (memimage.Image, error) {
-	limits, cgroup := w.Row.Plan.Limits, w.host.Cgroup(w.ID())
-	if err := limits.RaiseCPU(cgroup); err != nil {
+	if err := w.Row.Plan.Limits.RaiseCPU(w.host.Cgroup(w.ID())); err != nil {
 		return memimage.Image{}, errs.Retryable(err)
 	}
 	img, err := runtime.Checkpoint(ctx, w.ID(), dir, o)
 	if errors.Is(err, ErrCrash) {
 		return img, err
 	}
-	return img, errors.Join(err, errs.Retryable(limits.LimitCPU(cgroup)))
+	return img, errors.Join(err, w.LimitCPU(ctx))
 }
 
 // RemoveMemory removes the stored memory; a missing one is no error.
