@@ -61,7 +61,6 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 		reach.Verifier = d.verifier
 	}
 	d.binder = agentclient.New(reach)
-	d.listing = sandboxes.NewListing()
 	d.phases = &feeds.Phases{}
 	d.observers = []feeds.Observer{d.observeDeletion, d.phases.Observe, d.assumed.Observe, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
 	if d.cfg.Role != config.RoleController { // which routes no requests

@@ -26,6 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/agentclient"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/front"
 	"github.com/barchan-dev/barchan/internal/daemon/machine"
@@ -59,6 +60,23 @@ func names(phases []boot.Phase) (list []string) {
 		list = append(list, p.Name)
 	}
 	return list
+}
+
+// TestObservedObjectsAreNotAssumed: a write whose event came before its answer is not assumed, as lists show it.
+func TestObservedObjectsAreNotAssumed(t *testing.T) {
+	d := wired(t, config.RoleReplica)
+	d.objects = struct{ sandboxes.Objects }{} // nothing is written
+	if err := d.makeTables(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "box", UID: "1", ResourceVersion: "7"}}
+	for _, observe := range d.observers {
+		observe(nil, s)
+	}
+	d.assumed.Assume(t.Context(), s)
+	if d.assumed.Has(func(*agents.Sandbox) bool { return true }) {
+		t.Error("assumed, though lists show it")
+	}
 }
 
 // TestBootOrder checks the declared order, and that the declared needs force it: no phase may run before its predecessor,
