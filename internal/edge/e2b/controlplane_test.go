@@ -15,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/edge/e2b"
@@ -47,7 +48,8 @@ func startControlPlane(ctx context.Context, cfg apiserver.Config) (p *controlPla
 		return nil, stop, err
 	}
 	direct, routes := p.api.Direct(apiserver.UserController), route.NewTable()
-	p.assumed = assumecache.New(p.objects.Sandbox)
+	listing := sandboxes.NewListing()
+	p.assumed = assumecache.New(listing.Sandbox)
 	var failed error
 	p.picker, failed = picker.New(picker.Config{Writer: direct})
 	p.quotas, err = quota.New(quota.Config{Reader: p.objects, Log: telemetry.Discard()})
@@ -55,6 +57,7 @@ func startControlPlane(ctx context.Context, cfg apiserver.Config) (p *controlPla
 		return nil, stop, err
 	}
 	_, err = cache.On(ctx, p.objects, func(older, newer *agents.Sandbox) {
+		listing.Observe(older, newer)
 		p.assumed.Observe(older, newer)
 		p.picker.Observe(older, newer)
 		p.quotas.Observe(older, newer)
@@ -76,7 +79,7 @@ func startControlPlane(ctx context.Context, cfg apiserver.Config) (p *controlPla
 	byAddress := agentclient.New(agentclient.Config{Tokens: tokens})
 	m, err := manager.New(manager.Config{
 		Binder: byAddress, Agents: byAddress,
-		Objects: direct, Cache: p.objects, Picker: p.picker, Quota: p.quotas, Assumed: p.assumed, Routes: routes, Tokens: tokens, Log: telemetry.Discard(),
+		Objects: direct, Cache: p.objects, Picker: p.picker, Quota: p.quotas, Assumed: p.assumed, Listing: listing, Routes: routes, Tokens: tokens, Log: telemetry.Discard(),
 	})
 	if err != nil {
 		return nil, stop, err
